@@ -1,0 +1,1 @@
+"""Exports any depth of a ladder checkpoint to ONNX."""

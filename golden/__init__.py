@@ -1,0 +1,1 @@
+"""What "correct" is: the reference model, the shipped checkpoint and the stored cases."""

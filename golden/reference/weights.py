@@ -1,0 +1,65 @@
+"""Where the reference reads its parameters: any ladder, as float32 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from exporter.config import HEADS, LadderConfig
+from exporter.ladder import Array, Ladder, SlicedLadder, SlicePlan
+from exporter.layout import BLOCK, STACK, head_of, layout
+
+__all__ = ["TensorLadder", "Weights"]
+
+
+class TensorLadder:
+    """A ladder of PyTorch tensors in memory, such as parameters under training."""
+
+    def __init__(self, config: LadderConfig, tensors: Mapping[str, Tensor]) -> None:
+        """Wrap tensors under their checkpoint names; stacked tensors have blocks on axis 0."""
+        self.config = config
+        self.tensors = tensors
+        heads = {head for name in tensors if (head := head_of(name))}
+        self.layout = {n: s for n, s in layout(config, heads).items() if n in tensors}
+
+    def read(self, name: str, row: int | None = None) -> Array:
+        """The tensor itself; typed as the array that a :class:`~exporter.ladder.Ladder` promises."""
+        tensor = self.tensors[name]
+        return cast("Array", tensor if row is None else tensor[row])
+
+
+class Weights:
+    """Parameters of a ladder, read on demand as tensors."""
+
+    def __init__(self, ladder: Ladder | TensorLadder) -> None:
+        """Wrap a ladder; nothing is read yet."""
+        self.ladder = cast("Ladder", ladder)
+        self.config = ladder.config
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Probe heads that the ladder carries."""
+        return tuple(h for h in HEADS if f"{h}_head/probes" in self.ladder.layout)
+
+    def sliced(self, plan: SlicePlan) -> Weights:
+        """A view of the same parameters at a depth; gradients flow through."""
+        return Weights(SlicedLadder(self.ladder, plan))
+
+    def has(self, name: str) -> bool:
+        """Whether the ladder holds a tensor of this name."""
+        return name in self.ladder.layout
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor ``name``."""
+        return torch.as_tensor(self.ladder.read(name))
+
+    def lane(self, name: str, block: int) -> Tensor:
+        """Row ``block`` of ``stack/mhc_<name>``."""
+        return torch.as_tensor(self.ladder.read(f"{STACK}/mhc_{name}", block))
+
+    def block(self, name: str, block: int) -> Tensor:
+        """Row ``block`` of ``stack/layers/block/<name>``."""
+        return torch.as_tensor(self.ladder.read(f"{BLOCK}/{name}", block))
