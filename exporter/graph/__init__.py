@@ -1,0 +1,10 @@
+"""The ladder model as ONNX graphs, one module per part of the block."""
+
+from __future__ import annotations
+
+from exporter.graph.contract import StateSpec, state_contract
+from exporter.graph.model import CACHED, build_model
+from exporter.graph.score import build_score
+from exporter.graph.source import Source
+
+__all__ = ["CACHED", "Source", "StateSpec", "build_model", "build_score", "state_contract"]

@@ -1,0 +1,173 @@
+"""Multiplying with, and gathering from, parameters of any storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from exporter.graph.source import Source
+
+__all__ = ["MICROSOFT", "Linear", "Table", "TiedEmbedding"]
+
+MICROSOFT = {"_domain": "com.microsoft", "_version": 1}
+"""Operator arguments that select ONNX Runtime's own domain."""
+
+
+class Linear(nn.Module):
+    """``x @ W + bias`` for kernels [K, N_i] side by side, in one operator.
+
+    Joining kernels on N changes nothing in their quantisation, whose blocks run along K.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        names: str | Sequence[str],
+        row: int | None = None,
+        *,
+        scale: nn.Parameter | None = None,
+        bias: nn.Parameter | None = None,
+    ) -> None:
+        """Take the kernels.
+
+        Args:
+            source: of the parameters.
+            names: kernels of one storage and one K.
+            row: row of their leading axis, or None.
+            scale: [N] float32 that multiplies the outputs before the bias; folded into the weights on load.
+            bias: [N] float32.
+        """
+        super().__init__()
+        names = (names,) if isinstance(names, str) else tuple(names)
+        shapes = [source.ladder.layout[name].shape for name in names]
+        self.inputs = shapes[0][-2]
+        self.outputs = sum(shape[-1] for shape in shapes)
+        self.storage = source.storage(names[0])
+        if self.storage.block:
+            quantised = source.quantised(names, row, (self.outputs, self.inputs), kernel=True)
+            self.codes, self.scales = quantised.as_kernel(), quantised.scale()
+        else:
+            self.weight = source.stored(names, row, (self.inputs, self.outputs))
+        if scale is not None:
+            self.scale = scale
+        if bias is not None:
+            self.bias = bias
+
+    def forward(self, op: Any, x: ir.Value) -> ir.Value:  # noqa: ANN401
+        """``x`` [..., K] -> [..., N]."""
+        bias, scale = getattr(self, "bias", None), getattr(self, "scale", None)
+        if self.storage.block:
+            scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
+            if scale is not None:
+                scales = op.Mul(scales, op.Unsqueeze(scale, [1]))
+            return matmul_nbits(op, x, self.codes, scales, bias, self.storage, self.inputs)
+        weight = self.weight
+        if self.storage.bits == 16:  # noqa: PLR2004
+            weight = op.Cast(weight, to=ir.DataType.FLOAT)
+        if scale is not None:
+            weight = op.Mul(weight, scale)
+        y = op.MatMul(x, weight)
+        return y if bias is None else op.Add(y, bias)
+
+
+def matmul_nbits(
+    op: Any,  # noqa: ANN401
+    x: ir.Value,
+    codes: ir.Value,
+    scales: ir.Value,
+    bias: ir.Value | None,
+    storage: Any,  # noqa: ANN401
+    inputs: int,
+) -> ir.Value:
+    """One MatMulNBits node with every attribute stated."""
+    operands = [x, codes, scales] + ([] if bias is None else [None, None, bias])
+    outputs = codes.shape[0]
+    return op.MatMulNBits(
+        *operands,
+        K=inputs,
+        N=int(outputs),
+        bits=storage.bits,
+        block_size=storage.block,
+        accuracy_level=storage.accuracy_level,
+        **MICROSOFT,
+    )
+
+
+class Table(nn.Module):
+    """Rows [.., C] of a checkpoint tensor, gathered by number and presented as float32."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        """Take the table; leading axes are flattened into one of rows."""
+        super().__init__()
+        shape = source.ladder.layout[name].shape
+        self.storage = source.storage(name)
+        rows, width = source.ladder.layout[name].size // shape[-1], shape[-1]
+        if self.storage.block:
+            quantised = source.quantised((name,), None, (rows, width), kernel=False)
+            self.codes, self.scales = quantised.as_table(), quantised.scale()
+        else:
+            self.rows = source.stored((name,), None, (rows, width))
+
+    def forward(self, op: Any, indices: ir.Value) -> ir.Value:  # noqa: ANN401
+        """Rows [..., C] of ``indices`` [...], int64."""
+        if self.storage.block:
+            # Scales stay float16 here, so that a large table costs no float32 copy of them in memory.
+            rows = gather_blocks(op, self.codes, indices, self.scales, self.storage)
+            return op.Cast(rows, to=ir.DataType.FLOAT)
+        rows = op.Gather(self.rows, indices, axis=0)
+        return rows if self.storage.bits == 32 else op.Cast(rows, to=ir.DataType.FLOAT)  # noqa: PLR2004
+
+
+def gather_blocks(op: Any, codes: ir.Value, indices: ir.Value, scales: ir.Value, storage: Any) -> ir.Value:  # noqa: ANN401
+    """One GatherBlockQuantized node, its output in the dtype of the scales."""
+    return op.GatherBlockQuantized(
+        codes,
+        indices,
+        scales,
+        bits=storage.bits,
+        block_size=storage.block,
+        gather_axis=0,
+        quantize_axis=1,
+        **MICROSOFT,
+    )
+
+
+class TiedEmbedding(nn.Module):
+    """The embedding, stored once: gathered by id, and multiplied with for the logits."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        """Take the embedding [V, C]."""
+        super().__init__()
+        self.vocabulary, self.width = source.ladder.layout[name].shape
+        self.logits_width = source.config.logits_width
+        self.storage = source.storage(name)
+        if self.storage.block:
+            quantised = source.quantised((name,), None, (self.vocabulary, self.width), kernel=False)
+            self.table, self.scales = quantised.as_table(), quantised.scale()
+            self.kernel = quantised.as_kernel()
+        else:
+            self.rows = source.stored((name,), None, (self.vocabulary, self.width))
+
+    def forward(self, op: Any, ids: ir.Value) -> ir.Value:  # noqa: ANN401
+        """Rows [..., C] float32 of ``ids`` [...]."""
+        if self.storage.block:
+            scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
+            return gather_blocks(op, self.table, ids, scales, self.storage)
+        rows = op.Gather(self.rows, ids, axis=0)
+        return rows if self.storage.bits == 32 else op.Cast(rows, to=ir.DataType.FLOAT)  # noqa: PLR2004
+
+    def logits(self, op: Any, x: ir.Value) -> ir.Value:  # noqa: ANN401
+        """Logits [T, logits width] of ``x`` [T, C]; call after :meth:`forward`."""
+        whole = self.logits_width == self.vocabulary
+        if self.storage.block:
+            scales, codes = op.Cast(self.scales, to=ir.DataType.FLOAT), self.kernel
+            y = matmul_nbits(op, x, codes, scales, None, self.storage, self.width)
+        else:
+            rows = self.rows
+            if self.storage.bits == 16:  # noqa: PLR2004
+                rows = op.Cast(rows, to=ir.DataType.FLOAT)
+            y = op.Gemm(x, rows, transB=1)
+        return y if whole else op.Slice(y, [0], [self.logits_width], [1])

@@ -1,0 +1,117 @@
+"""The decoding graph: one for prefill and decode, with an explicit state for every block kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import nn
+
+from exporter.graph.attention import BlockCache
+from exporter.graph.builder import OPSET_END, describe, finish, new_builder
+from exporter.graph.clock import ngrams_at, positions_from, timing_at
+from exporter.graph.contract import state_contract
+from exporter.graph.lanes import EPSILON
+from exporter.graph.source import Constant, Source
+from exporter.graph.trunk import Step, Trunk
+from exporter.layout import FINAL_NORM
+
+__all__ = ["CACHED", "LadderModel", "build_model"]
+
+CACHED = {True: "cached_global", False: "cached_local"}
+"""Inputs that say how many positions the caches hold, per (is the block global)."""
+
+
+class LadderModel(nn.Module):
+    """Token ids and states in, logits and states out."""
+
+    def __init__(self, source: Source) -> None:
+        """Take every parameter but the probe heads'."""
+        super().__init__()
+        self.config = source.config
+        self.trunk = Trunk(source)
+        self.final_norm = Constant(source, FINAL_NORM, None, (source.config.d_model,))
+
+    def forward(
+        self,
+        op: Any,  # noqa: ANN401
+        ids: ir.Value,
+        inputs: Mapping[str, ir.Value],
+        *,
+        all_logits: bool,
+    ) -> tuple[ir.Value, dict[str, ir.Value]]:
+        """Logits [1, T or 1, logits width] and the present states by name."""
+        config = self.config
+        present: dict[str, ir.Value] = {}
+        count, positions = positions_from(op, ids, inputs["position"])
+        cached = {kind: inputs[name] for kind, name in CACHED.items() if name in inputs}
+        timing = timing_at(op, config, positions, count, cached)
+        ngrams, sites = None, range(len(config.engram_layers))
+        if sites:
+            seen = ids
+            if config.max_order > 1:
+                seen = op.Concat(inputs["past_ids"], ids, axis=1)
+                present["present_ids"] = op.Slice(seen, [1 - config.max_order], [OPSET_END], [1])
+            ngrams = ngrams_at(op, config, op.Reshape(seen, [-1]), positions)
+        histories = [inputs[f"past_engram.{site}"] for site in sites]
+        caches = [_past_cache(inputs, block) for block in range(config.num_layers)]
+        walk = self.trunk(op, ids, ngrams, histories, caches, timing)
+        present |= {f"present_engram.{site}": history for site, history in enumerate(walk.histories)}
+        for block, step in enumerate(walk.steps):
+            present |= _present_cache(step, block)
+        stream = walk.steps[-1].stream
+        if not all_logits:
+            stream = op.Slice(stream, [-1], [OPSET_END], [0])
+        mean = op.ReduceMean(stream, [1], keepdims=0)
+        gain = op.Add(self.final_norm(op), 1.0)
+        x = op.SimplifiedLayerNormalization(mean, gain, axis=-1, epsilon=EPSILON, stash_type=1)
+        return op.Unsqueeze(self.trunk.embedding.logits(op, x), [0]), present
+
+
+def _past_cache(inputs: Mapping[str, ir.Value], block: int) -> BlockCache:
+    key, value = (inputs[f"past_key_values.{block}.{kind}"] for kind in ("key", "value"))
+    return BlockCache(key, value, inputs.get(f"past_taps.{block}"))
+
+
+def _present_cache(step: Step, block: int) -> dict[str, ir.Value]:
+    states = {
+        f"present.{block}.key": step.cache.key,
+        f"present.{block}.value": step.cache.value,
+        f"present_taps.{block}": step.cache.taps,
+    }
+    return {name: value for name, value in states.items() if value is not None}
+
+
+def build_model(source: Source, *, all_logits: bool = False) -> ir.Model:
+    """Build the decoding graph of a ladder.
+
+    Inputs: ``input_ids`` [1, T] int64; ``position`` [1] int64, the number of tokens before; for the kinds
+    of block there are, ``cached_global`` and ``cached_local`` [1] int64, the positions that their caches
+    hold; the past states of :func:`~exporter.graph.contract.state_contract`. Outputs: ``logits``
+    [1, 1, V] float32 of the last position (all T of them on request) and the present states.
+
+    Args:
+        source: of the parameters; what is not in its weights file yet is appended.
+        all_logits: logits of every position instead of the last.
+    """
+    config = source.config
+    builder = new_builder("ladder")
+    ids = builder.input("input_ids", ir.DataType.INT64, [1, "tokens"])
+    inputs = {"position": builder.input("position", ir.DataType.INT64, [1])}
+    for kind in sorted({config.window(block) == 0 for block in range(config.num_layers)}, reverse=True):
+        inputs[CACHED[kind]] = builder.input(CACHED[kind], ir.DataType.INT64, [1])
+    contract = state_contract(config)
+    for state in contract:
+        growing = "local_positions" if state.window else "global_positions"
+        shape = state.graph_shape(f"past_{growing}")
+        inputs[state.past] = builder.input(state.past, state.element_type, shape)
+    logits, present = LadderModel(source)(builder.op, ids, inputs, all_logits=all_logits)
+    builder.add_output(logits, "logits")
+    describe(logits, ir.DataType.FLOAT, [1, "tokens" if all_logits else 1, config.logits_width])
+    for state in contract:
+        growing = "local_positions" if state.window else "global_positions"
+        value = present[state.present]
+        builder.add_output(value, state.present)
+        describe(value, state.element_type, state.graph_shape(f"present_{growing}"))
+    return finish(builder)

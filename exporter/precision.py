@@ -1,0 +1,215 @@
+"""Which tensor is stored in which bits and blocks, and how many bytes that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporter.config import LadderConfig
+from exporter.errors import PrecisionError
+from exporter.ladder import Array, Ladder
+from exporter.layout import Part, TensorSpec
+from exporter.quantize import dequantise, quantise
+
+__all__ = [
+    "PRECISIONS",
+    "PrecisionPlan",
+    "Role",
+    "Scheme",
+    "Storage",
+    "StoredLadder",
+    "plan_precision",
+    "role_of",
+    "to_half",
+]
+
+_SMALL = 128
+"""Tensors with fewer values per block than this stay float32: no bytes to win, much to lose."""
+
+_TABLE_BLOCKS = (16, 32, 64, 128, 256)
+"""Block sizes that GatherBlockQuantized takes; a table's width must be a multiple."""
+
+
+class Role(StrEnum):
+    """How the graph uses a tensor, which decides the storage it may have."""
+
+    MATMUL = "matmul"
+    """A kernel [..., K, N], multiplied with from the left."""
+    TABLE = "table"
+    """Rows [..., C] that are gathered."""
+    TIED = "tied"
+    """The embedding: gathered by id, and multiplied with for the logits."""
+    SMALL = "small"
+    """Gains, biases, taps, gates, the Monarch factors."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How one tensor is stored.
+
+    ``block`` 0 is plain float of ``bits`` 32 or 16; otherwise ``bits`` is 4 or 8 with a float16 scale per
+    ``block`` values, multiplied at ``accuracy_level`` (ONNX Runtime: 1 float32, 4 int8 activations).
+    """
+
+    bits: int
+    block: int = 0
+    accuracy_level: int = 0
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix whose blocks run along ``columns``."""
+        if not self.block:
+            return rows * columns * self.bits // 8
+        blocks = -(-columns // self.block)
+        return rows * blocks * (self.block * self.bits // 8 + np.dtype(np.float16).itemsize)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A precision by name, with the parameters a target may set.
+
+    ``block`` is the preferred block size; a tensor whose width it does not suit gets a smaller one.
+    """
+
+    name: str
+    bits: int
+    block: int = 0
+    accuracy_level: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The scheme, JSON-ready."""
+        return asdict(self)
+
+
+PRECISIONS: Mapping[str, Scheme] = {
+    "fp32": Scheme("fp32", 32),
+    "fp16": Scheme("fp16", 16),
+    "int8": Scheme("int8", 8, 64, 4),
+    "int4": Scheme("int4", 4, 32, 4),
+}
+"""The precisions by name, with defaults."""
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """Storage of every tensor of a ladder."""
+
+    scheme: Scheme
+    storage: Mapping[str, Storage]
+    specs: Mapping[str, TensorSpec]
+
+    def nbytes(self, name: str) -> int:
+        """Bytes that a tensor takes in the weights file."""
+        spec = self.specs[name]
+        columns = spec.shape[-1] if spec.shape else 1
+        rows = spec.size // columns
+        if role_of(spec) is Role.MATMUL:
+            kernels, depth = spec.size // (spec.shape[-2] * columns), spec.shape[-2]
+            return kernels * self.storage[name].nbytes(columns, depth)
+        return self.storage[name].nbytes(rows, columns)
+
+    @property
+    def total(self) -> int:
+        """Bytes that all tensors take in the weights file."""
+        return sum(self.nbytes(name) for name in self.storage)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan, JSON-ready: the scheme and one line per kind of storage."""
+        kinds: dict[str, dict[str, int]] = {}
+        for name, storage in self.storage.items():
+            label = f"float{storage.bits}" if not storage.block else f"int{storage.bits} block {storage.block}"
+            kind = kinds.setdefault(label, {"tensors": 0, "values": 0, "bytes": 0})
+            kind["tensors"] += 1
+            kind["values"] += self.specs[name].size
+            kind["bytes"] += self.nbytes(name)
+        return {"scheme": self.scheme.to_json(), "bytes": self.total, "storage": kinds}
+
+
+_MATMULS = ("_proj/kernel", "/proj/kernel", "/mhc_phi_pre", "/mhc_phi_post", "/mhc_phi_res")
+
+
+def role_of(spec: TensorSpec) -> Role:
+    """How the graph uses a tensor."""
+    if spec.part is Part.EMBEDDING:
+        return Role.TIED
+    if spec.part is Part.ENGRAM_TABLES or spec.name.endswith("_head/probes"):
+        return Role.TABLE
+    if spec.name.endswith(_MATMULS):
+        return Role.MATMUL
+    return Role.SMALL
+
+
+def plan_precision(config: LadderConfig, specs: Mapping[str, TensorSpec], scheme: Scheme) -> PrecisionPlan:
+    """Choose the storage of every tensor of a ladder.
+
+    Args:
+        config: geometry.
+        specs: the ladder's tensors.
+        scheme: the precision wanted.
+    """
+    storage = {name: _storage(config, spec, scheme) for name, spec in specs.items()}
+    return PrecisionPlan(scheme, storage, dict(specs))
+
+
+def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
+    role = role_of(spec)
+    stacked = spec.shape[0] if spec.axis == "blocks" else 1
+    if scheme.bits == 32 or spec.size // stacked < _SMALL:  # noqa: PLR2004
+        return Storage(32)
+    if not scheme.block or role is Role.SMALL:
+        return Storage(16)
+    if role is Role.MATMUL:
+        return Storage(scheme.bits, scheme.block, scheme.accuracy_level)
+    width = config.d_model if role is Role.TIED else spec.shape[-1]
+    fitting = [size for size in _TABLE_BLOCKS if size <= scheme.block and width % size == 0]
+    if not fitting:
+        return Storage(16)
+    return Storage(scheme.bits, fitting[-1], scheme.accuracy_level)
+
+
+def to_half(name: str, values: Array) -> NDArray[np.float16]:
+    """Round to float16.
+
+    Raises:
+        PrecisionError: a value exceeds float16.
+    """
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    if not np.isfinite(half).all():
+        message = (
+            f"tensor {name!r} holds a value of magnitude {float(np.abs(values).max()):.3g}, beyond float16: "
+            "export with --precision fp32."
+        )
+        raise PrecisionError(message)
+    return half
+
+
+class StoredLadder:
+    """A ladder as its stored form says it: every tensor rounded and back.
+
+    The reference run on this is what an exported graph must equal, whatever the rounding costs.
+    """
+
+    def __init__(self, parent: Ladder, plan: PrecisionPlan) -> None:
+        """Wrap ``parent``; a tensor is rounded when it is read."""
+        self.parent, self.plan = parent, plan
+        self.config, self.layout = parent.config, parent.layout
+
+    def read(self, name: str, row: int | None = None) -> Array:
+        """The tensor (or one row of its leading axis), rounded to its storage and back to float32."""
+        values, storage = self.parent.read(name, row), self.plan.storage[name]
+        if not storage.block:
+            return values if storage.bits == 32 else to_half(name, values).astype(np.float32)  # noqa: PLR2004
+        role = role_of(self.layout[name])
+        matrices = values.swapaxes(-1, -2) if role is Role.MATMUL else values
+        rows = np.ascontiguousarray(matrices).reshape(-1, matrices.shape[-1])
+        back = dequantise(quantise(rows, storage.bits, storage.block), storage.bits, rows.shape[1])
+        if role is Role.TABLE:
+            # Gathered rows leave GatherBlockQuantized in the dtype of its scales.
+            back = back.astype(np.float16).astype(np.float32)
+        back = back.reshape(matrices.shape)
+        return np.ascontiguousarray(back.swapaxes(-1, -2)) if role is Role.MATMUL else back
