@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from exporter.config import LadderConfig
 from exporter.errors import PrecisionError
 from exporter.ladder import Array, Ladder
-from exporter.layout import Part, TensorSpec
+from exporter.layout import Axis, Part, TensorSpec
 from exporter.quantize import dequantise, quantise
 
 __all__ = [
+    "INT8_ACTIVATIONS",
     "PRECISIONS",
     "PrecisionPlan",
     "Role",
@@ -28,8 +30,11 @@ __all__ = [
     "to_half",
 ]
 
-_SMALL = 128
-"""Tensors with fewer values per block than this stay float32: no bytes to win, much to lose."""
+INT8_ACTIVATIONS = 4
+"""MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
+
+_SMALL, _NARROW = 128, 16
+"""Tensors with fewer values per block, and fewer on the last axis, stay float32: nothing to win."""
 
 _TABLE_BLOCKS = (16, 32, 64, 128, 256)
 """Block sizes that GatherBlockQuantized takes; a table's width must be a multiple."""
@@ -88,8 +93,8 @@ class Scheme:
 PRECISIONS: Mapping[str, Scheme] = {
     "fp32": Scheme("fp32", 32),
     "fp16": Scheme("fp16", 16),
-    "int8": Scheme("int8", 8, 64, 4),
-    "int4": Scheme("int4", 4, 32, 4),
+    "int8": Scheme("int8", 8, 64, INT8_ACTIVATIONS),
+    "int4": Scheme("int4", 4, 32, INT8_ACTIVATIONS),
 }
 """The precisions by name, with defaults."""
 
@@ -116,6 +121,11 @@ class PrecisionPlan:
     def total(self) -> int:
         """Bytes that all tensors take in the weights file."""
         return sum(self.nbytes(name) for name in self.storage)
+
+    @property
+    def integer_arithmetic(self) -> bool:
+        """Whether a product rounds its activations to int8."""
+        return any(storage.accuracy_level == INT8_ACTIVATIONS for storage in self.storage.values())
 
     def to_json(self) -> dict[str, Any]:
         """The plan, JSON-ready: the scheme and one line per kind of storage."""
@@ -157,8 +167,9 @@ def plan_precision(config: LadderConfig, specs: Mapping[str, TensorSpec], scheme
 
 def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
     role = role_of(spec)
-    stacked = spec.shape[0] if spec.axis == "blocks" else 1
-    if scheme.bits == 32 or spec.size // stacked < _SMALL:  # noqa: PLR2004
+    shape = spec.shape[1:] if spec.axis is Axis.BLOCKS else spec.shape
+    small = math.prod(shape) < _SMALL and (not shape or shape[-1] < _NARROW)
+    if scheme.bits == 32 or small:  # noqa: PLR2004
         return Storage(32)
     if not scheme.block or role is Role.SMALL:
         return Storage(16)

@@ -72,7 +72,7 @@ class Lanes(nn.Module):
 def _scales(source: Source, block: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """[n + n + n * n]: what the projections for pre, post and carry are multiplied with."""
     n = source.config.mhc_lanes
-    scale = [float(source.ladder.read(f"{STACK}/mhc_a_{part}", block)) for part in ("pre", "post", "res")]
+    scale = [float(source.stored_values(f"{STACK}/mhc_a_{part}", block)) for part in ("pre", "post", "res")]
     return np.repeat(np.array(scale, np.float32), [n, n, n * n])
 
 
@@ -81,5 +81,5 @@ def _biases(source: Source, block: int) -> np.ndarray[Any, np.dtype[np.float32]]
     n = source.config.mhc_lanes
     own = np.zeros(n, np.float32)
     own[block % n] = 1.0
-    pre, post, res = (source.ladder.read(f"{STACK}/mhc_b_{part}", block) for part in ("pre", "post", "res"))
+    pre, post, res = (source.stored_values(f"{STACK}/mhc_b_{part}", block) for part in ("pre", "post", "res"))
     return np.concatenate([pre + _OWN_LANE * (2 * own - 1), post - _OWN_LANE * (1 - own), res.reshape(-1)])

@@ -16,8 +16,8 @@ from exporter.errors import PrecisionError
 
 __all__ = ["Blocks", "dequantise", "pack", "quantise", "unpack"]
 
-_CHUNK_ROWS = 1 << 22
-"""Elements quantised at a time, to bound the temporaries."""
+_CHUNK = 1 << 16
+"""Values quantised at a time: the temporaries of a chunk stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def quantise(matrix: NDArray[np.float32], bits: int, block: int) -> Blocks:
     count = -(-columns // block)
     codes = np.empty((rows, count, block * bits // 8), np.uint8)
     scales = np.empty((rows, count), np.float16)
-    step = max(1, _CHUNK_ROWS // max(columns, 1))
+    step = max(1, _CHUNK // max(columns, 1))
     for start in range(0, rows, step):
         part = matrix[start : start + step]
         if count * block != columns:
