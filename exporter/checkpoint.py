@@ -34,7 +34,9 @@ __all__ = ["FORMAT_VERSION", "Checkpoint", "open_safetensors", "save"]
 
 FORMAT_VERSION = "2"
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_IGNORED_PREFIX = "mtp_"
+_IGNORED_PREFIXES = ("mtp_", "ab_scales")
+"""Parts of training that no forward pass reads."""
+
 _PICKLE_MAGIC = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
 
@@ -44,7 +46,7 @@ class Checkpoint:
     Attributes:
         path: the file.
         config: its validated configuration.
-        layout: the tensors it holds, by name (``mtp_*`` entries are ignored).
+        layout: the tensors it holds, by name (those that only training reads are ignored).
         dtypes: safetensors dtype of each tensor, ``F32``, ``F16`` or ``BF16``.
         step: training step, as stored; 0 where absent.
         run: the trainer's own notes, as stored.
@@ -95,7 +97,7 @@ class Checkpoint:
         return value
 
     def _check(self) -> dict[str, TensorSpec]:
-        present = {name for name in self._slices if not name.startswith(_IGNORED_PREFIX)}
+        present = {name for name in self._slices if not name.startswith(_IGNORED_PREFIXES)}
         heads = {head for name in present if (head := head_of(name))}
         expected = layout(self.config, heads)
         missing = sorted(n for n, s in expected.items() if n not in present and not s.optional)
@@ -107,7 +109,8 @@ class Checkpoint:
             raise MissingTensorError(message)
         if extra := sorted(present - expected.keys()):
             message = (
-                f"{self.path}: {len(extra)} tensors have no place in this configuration, the first {extra[0]!r}. "
+                f"{self.path}: {len(extra)} tensors have no place in this configuration, the first "
+                f"{extra[0]!r}. "
                 "Is it a checkpoint of another model family?"
             )
             raise UnexpectedTensorError(message)
@@ -202,5 +205,3 @@ def save(
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
-
-

@@ -12,10 +12,13 @@ from typing import Any
 
 from exporter.errors import ConfigError
 
-__all__ = ["HEADS", "LadderConfig"]
+__all__ = ["HEADS", "MINIMUM_DEPTH", "LadderConfig"]
 
 HEADS = ("confidence", "embedding", "router")
 """The probe heads a checkpoint may carry, by the prefix of their tensors' names."""
+
+MINIMUM_DEPTH = 2
+"""Both ends of a ladder are always kept."""
 
 _LEGACY = {
     "sliding_window": 0,
@@ -223,27 +226,53 @@ def _check_type(name: str, declared: str, value: object) -> None:
         raise _fail(name, value, f"it should be {declared.replace('tuple[int, ...]', 'a list of int')}")
 
 
-_POSITIVE = (
-    "vocab_size d_model num_heads num_kv_heads qk_head_dim v_head_dim max_seq_len engram_slots mhc_lanes "
-    "rope_theta embedding_dim embedding_probes embedding_queries confidence_probes confidence_queries "
-    "router_probes router_queries"
-).split()
-_NATURAL = (
-    "pad_token_id engram_heads engram_seed_heads sliding_window qkv_conv_taps out_vocab kv_window"
-).split()
-_MINIMUM_DEPTH = 2
+_POSITIVE = [
+    "vocab_size",
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "qk_head_dim",
+    "v_head_dim",
+    "max_seq_len",
+    "engram_slots",
+    "mhc_lanes",
+    "rope_theta",
+    "embedding_dim",
+    "embedding_probes",
+    "embedding_queries",
+    "confidence_probes",
+    "confidence_queries",
+    "router_probes",
+    "router_queries",
+]
+_NATURAL = [
+    "pad_token_id",
+    "engram_heads",
+    "engram_seed_heads",
+    "sliding_window",
+    "qkv_conv_taps",
+    "out_vocab",
+    "kv_window",
+]
 
 
 def _check_ranges(config: LadderConfig) -> None:
-    """Check single values and the relations between widths."""
+    """Check single values."""
     for name in _POSITIVE:
         if getattr(config, name) <= 0:
             raise _fail(name, getattr(config, name), "it should be positive")
     for name in _NATURAL:
         if getattr(config, name) < 0:
             raise _fail(name, getattr(config, name), "it should not be negative")
-    if config.num_layers < _MINIMUM_DEPTH:
+    if config.num_layers < MINIMUM_DEPTH:
         raise _fail("num_layers", config.num_layers, "a ladder has at least two blocks")
+    if 0 < config.sliding_window < config.qkv_conv_taps:
+        raise _fail("sliding_window", config.sliding_window, "it is shorter than the taps reach")
+    _check_widths(config)
+
+
+def _check_widths(config: LadderConfig) -> None:
+    """Check the relations between widths."""
     if config.num_heads % config.num_kv_heads:
         raise _fail("num_kv_heads", config.num_kv_heads, f"it should divide num_heads {config.num_heads}")
     if config.qk_head_dim % 2:

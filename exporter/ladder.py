@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exporter.config import LadderConfig
+from exporter.config import MINIMUM_DEPTH, LadderConfig
 from exporter.errors import DepthError, NotFiniteError
 from exporter.layout import Axis, TensorSpec, layout
 
@@ -54,12 +55,18 @@ def selection_order(num_layers: int) -> tuple[int, ...]:
     are chosen already, the leftmost of equals.
 
     Args:
-        num_layers: number of blocks L, at least 2.
+        num_layers: number of blocks L, at least 1.
+
+    Raises:
+        ValueError: there are no blocks.
     """
-    order = [0, num_layers - 1]
+    if num_layers < 1:
+        message = f"a ladder has at least one block, not {num_layers}"
+        raise ValueError(message)
+    order = [0, num_layers - 1][:num_layers]
     chosen = sorted(order)
     while len(order) < num_layers:
-        gaps = [(b - a, -a, (a + b) // 2) for a, b in zip(chosen, chosen[1:], strict=False)]
+        gaps = [(b - a, -a, (a + b) // 2) for a, b in pairwise(chosen)]
         middle = max(gaps)[2]
         order.append(middle)
         chosen = sorted(order)
@@ -100,8 +107,8 @@ def plan_slice(config: LadderConfig, depth: int) -> SlicePlan:
         DepthError: there is no such rung.
     """
     total = config.num_layers
-    if not 2 <= depth <= total:
-        message = f"depth {depth} is not on this ladder: choose one from 2 to {total}."
+    if not MINIMUM_DEPTH <= depth <= total:
+        message = f"depth {depth} is not on this ladder: choose one from {MINIMUM_DEPTH} to {total}."
         raise DepthError(message)
     order = config.ladder_order or selection_order(total)
     blocks = tuple(sorted(order[:depth]))

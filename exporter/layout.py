@@ -122,7 +122,9 @@ def _engrams(config: LadderConfig) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{prefix}/taps", (ENGRAM_TAPS, width), Part.ENGRAM, Axis.SITE)
 
 
-def _stacked(config: LadderConfig, prefix: str, part: Part, **shapes: tuple[int, ...]) -> Iterator[TensorSpec]:
+def _stacked(
+    config: LadderConfig, prefix: str, part: Part, **shapes: tuple[int, ...]
+) -> Iterator[TensorSpec]:
     """Specs of tensors stacked on blocks; ``__`` in a keyword stands for ``/``."""
     for name, shape in shapes.items():
         path = f"{prefix}{name.replace('__', '/')}"

@@ -65,7 +65,9 @@ class Adapter:
             raise ForeignAdapterError(message)
         scale = metadata.get("scale")
         if not isinstance(scale, int | float) or isinstance(scale, bool):
-            message = f"{self.path}: metadata entry 'scale' is {scale!r}, and should be alpha / rank, a number."
+            message = (
+                f"{self.path}: metadata entry 'scale' is {scale!r}, and should be alpha / rank, a number."
+            )
             raise ForeignAdapterError(message)
         self.scale = float(scale)
         self.base: Any = metadata.get("base")
@@ -141,9 +143,7 @@ class FoldedLadder:
         return values
 
 
-def fold(
-    ladder: Ladder, paths: Iterable[str | os.PathLike[str]], *, keep_confidence: bool = False
-) -> Ladder:
+def fold(ladder: Ladder, paths: Iterable[str | os.PathLike[str]], *, keep_confidence: bool = False) -> Ladder:
     """Fold adapters from files into a ladder; with none, the ladder itself.
 
     Raises:

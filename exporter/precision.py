@@ -30,6 +30,9 @@ __all__ = [
     "to_half",
 ]
 
+_FULL, _HALF = 32, 16
+"""Bits of the float formats."""
+
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
 
@@ -64,6 +67,11 @@ class Storage:
     bits: int
     block: int = 0
     accuracy_level: int = 0
+
+    @property
+    def half(self) -> bool:
+        """Whether this is plain float16."""
+        return self.bits == _HALF and not self.block
 
     def nbytes(self, rows: int, columns: int) -> int:
         """Bytes of a matrix whose blocks run along ``columns``."""
@@ -131,7 +139,9 @@ class PrecisionPlan:
         """The plan, JSON-ready: the scheme and one line per kind of storage."""
         kinds: dict[str, dict[str, int]] = {}
         for name, storage in self.storage.items():
-            label = f"float{storage.bits}" if not storage.block else f"int{storage.bits} block {storage.block}"
+            label = (
+                f"float{storage.bits}" if not storage.block else f"int{storage.bits} block {storage.block}"
+            )
             kind = kinds.setdefault(label, {"tensors": 0, "values": 0, "bytes": 0})
             kind["tensors"] += 1
             kind["values"] += self.specs[name].size
@@ -169,16 +179,16 @@ def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
     role = role_of(spec)
     shape = spec.shape[1:] if spec.axis is Axis.BLOCKS else spec.shape
     small = math.prod(shape) < _SMALL and (not shape or shape[-1] < _NARROW)
-    if scheme.bits == 32 or small:  # noqa: PLR2004
-        return Storage(32)
+    if scheme.bits == _FULL or small:
+        return Storage(_FULL)
     if not scheme.block or role is Role.SMALL:
-        return Storage(16)
+        return Storage(_HALF)
     if role is Role.MATMUL:
         return Storage(scheme.bits, scheme.block, scheme.accuracy_level)
     width = config.d_model if role is Role.TIED else spec.shape[-1]
     fitting = [size for size in _TABLE_BLOCKS if size <= scheme.block and width % size == 0]
     if not fitting:
-        return Storage(16)
+        return Storage(_HALF)
     return Storage(scheme.bits, fitting[-1], scheme.accuracy_level)
 
 
@@ -214,7 +224,7 @@ class StoredLadder:
         """The tensor (or one row of its leading axis), rounded to its storage and back to float32."""
         values, storage = self.parent.read(name, row), self.plan.storage[name]
         if not storage.block:
-            return values if storage.bits == 32 else to_half(name, values).astype(np.float32)  # noqa: PLR2004
+            return to_half(name, values).astype(np.float32) if storage.half else values
         role = role_of(self.layout[name])
         matrices = values.swapaxes(-1, -2) if role is Role.MATMUL else values
         rows = np.ascontiguousarray(matrices).reshape(-1, matrices.shape[-1])

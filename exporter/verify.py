@@ -165,7 +165,8 @@ def passages_of(config: LadderConfig) -> list[Passage]:
 
 def run_sizes(count: int) -> dict[str, list[int]]:
     """Chunk sizes of the three ways to run ``count`` tokens: at once, in uneven chunks, one by one."""
-    chunks, sizes = [], itertools.cycle(_CHUNKS)
+    chunks: list[int] = []
+    sizes = itertools.cycle(_CHUNKS)
     while (left := count - sum(chunks)) > 0:
         chunks.append(min(left, next(sizes)))
     return {"prefill": [count], "chunks": chunks, "steps": [1] * count}
@@ -298,7 +299,9 @@ def _witness(passages: Sequence[Passage], truth: Sequence[Array]) -> list[dict[s
     return witness
 
 
-def check_witness(graph: Path, config: LadderConfig, scheme: str, witness: Sequence[Mapping[str, Any]]) -> float:
+def check_witness(
+    graph: Path, config: LadderConfig, scheme: str, witness: Sequence[Mapping[str, Any]]
+) -> float:
     """Run a bundle's decoding graph on its own witness.
 
     Args:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -38,7 +38,7 @@ class WeightFile:
         self._spans: dict[str, tuple[int, int]] = {}
         self._size = 0
 
-    def __enter__(self) -> WeightFile:
+    def __enter__(self) -> Self:
         """Enter a context that closes the file."""
         return self
 

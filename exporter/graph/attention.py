@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
 from exporter.graph.builder import OPSET_END
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         u: ir.Value,
         cache: BlockCache,
         timing: Timing,
@@ -90,9 +90,7 @@ class Attention(nn.Module):
         config = self.config
         gain = op.Add(self.norm(op), 1.0)
         h = op.SimplifiedLayerNormalization(u, gain, axis=-1, epsilon=EPSILON, stash_type=1)
-        raw, gate = op.Split(
-            self.project(op, h), [config.qkv_width, config.o_width], axis=-1, _outputs=2
-        )
+        raw, gate = op.Split(self.project(op, h), [config.qkv_width, config.o_width], axis=-1, _outputs=2)
         tapped, taps = self._taps(op, raw, cache.taps, timing)
         q, k, v = self._heads(op, tapped, timing)
         mixed, key, value = self._mix(op, q, k, v, cache, timing)
@@ -105,7 +103,7 @@ class Attention(nn.Module):
 
     def _taps(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         raw: ir.Value,
         earlier: ir.Value | None,
         timing: Timing,
@@ -125,7 +123,7 @@ class Attention(nn.Module):
             tapped = op.Add(tapped, op.Mul(shifted, op.Gather(taps, back, axis=0)))
         return tapped, op.Slice(rows, [1 - count], [OPSET_END], [0])
 
-    def _heads(self, op: Any, tapped: ir.Value, timing: Timing) -> tuple[ir.Value, ir.Value, ir.Value]:  # noqa: ANN401
+    def _heads(self, op: OpBuilder, tapped: ir.Value, timing: Timing) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Queries, keys (normed, rotated) and values [1, T, heads * w], padded to the cache's width."""
         config, width = self.config, cache_width(self.config)
         heads, qk = config.num_heads + config.num_kv_heads, config.qk_head_dim
@@ -138,20 +136,16 @@ class Attention(nn.Module):
             axis=0,
         )
         scaled = op.Reshape(op.Mul(normed, op.Add(gains, 1.0)), [1, -1, heads * qk])
-        rotated = op.RotaryEmbedding(
-            scaled, [0], timing.cosine, timing.sine, **MICROSOFT
-        )
+        rotated = op.RotaryEmbedding(scaled, [0], timing.cosine, timing.sine, **MICROSOFT)
         padded = self._pad(op, rotated, heads, qk)
-        q, k = op.Split(
-            padded, [config.num_heads * width, config.num_kv_heads * width], axis=-1, _outputs=2
-        )
+        q, k = op.Split(padded, [config.num_heads * width, config.num_kv_heads * width], axis=-1, _outputs=2)
         return q, k, self._pad(op, v, config.num_kv_heads, config.v_head_dim)
 
     @staticmethod
     def _pad_to(width: int, narrow: int) -> list[int]:
         return [0, 0, 0, 0, 0, width - narrow]
 
-    def _pad(self, op: Any, x: ir.Value, heads: int, narrow: int) -> ir.Value:  # noqa: ANN401
+    def _pad(self, op: OpBuilder, x: ir.Value, heads: int, narrow: int) -> ir.Value:
         """Heads [.., heads * narrow] in T rows -> [1, T, heads * w], zeros behind each."""
         width = cache_width(self.config)
         if narrow != width:
@@ -160,7 +154,7 @@ class Attention(nn.Module):
 
     def _mix(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         q: ir.Value,
         k: ir.Value,
         v: ir.Value,
@@ -187,4 +181,3 @@ class Attention(nn.Module):
             mixed = op.Reshape(mixed, [-1, config.num_heads, width])
             mixed = op.Slice(mixed, [0], [config.v_head_dim], [2])
         return op.Reshape(mixed, [-1, 1, config.o_width]), key, value
-

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
+from onnxscript import OpBuilder
 
 from exporter.config import LadderConfig
 from exporter.graph.attention import Timing
@@ -14,7 +13,7 @@ from exporter.graph.engram import Ngrams, hash_ngrams
 __all__ = ["complete_ngrams", "ngrams_at", "positions_from", "rotary_angles", "timing_at"]
 
 
-def positions_from(op: Any, ids: ir.Value, start: ir.Value | None) -> tuple[ir.Value, ir.Value]:  # noqa: ANN401
+def positions_from(op: OpBuilder, ids: ir.Value, start: ir.Value | None) -> tuple[ir.Value, ir.Value]:
     """The number of tokens [1] in ``ids`` [1, T], and their positions [T, 1] from ``start`` [1], int64."""
     count = op.Shape(ids, start=1, end=2)
     steps = op.Range(0, op.Squeeze(count, [0]), 1)
@@ -23,7 +22,7 @@ def positions_from(op: Any, ids: ir.Value, start: ir.Value | None) -> tuple[ir.V
     return count, op.Unsqueeze(steps, [1])
 
 
-def rotary_angles(op: Any, config: LadderConfig, positions: ir.Value) -> tuple[ir.Value, ir.Value]:  # noqa: ANN401
+def rotary_angles(op: OpBuilder, config: LadderConfig, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Cosine and sine [T, width / 2] of the rotation at ``positions`` [T, 1] int64."""
     width = config.qk_head_dim
     exponent = np.arange(width // 2, dtype=np.float32) * 2 / width
@@ -34,7 +33,7 @@ def rotary_angles(op: Any, config: LadderConfig, positions: ir.Value) -> tuple[i
 
 
 def timing_at(
-    op: Any,  # noqa: ANN401
+    op: OpBuilder,
     config: LadderConfig,
     positions: ir.Value,
     count: ir.Value,
@@ -56,14 +55,14 @@ def timing_at(
     return Timing(cosine, sine, last, {kind: op.Squeeze(total, [0]) for kind, total in totals.items()})
 
 
-def complete_ngrams(op: Any, config: LadderConfig, positions: ir.Value) -> ir.Value:  # noqa: ANN401
+def complete_ngrams(op: OpBuilder, config: LadderConfig, positions: ir.Value) -> ir.Value:
     """[T, tables] bool: whether each table's n-gram lies inside the sequence."""
     reach = [order - 1 for order in config.engram_orders for _ in range(config.tables_per_order)]
     return op.GreaterOrEqual(positions, reach)
 
 
 def ngrams_at(
-    op: Any,  # noqa: ANN401
+    op: OpBuilder,
     config: LadderConfig,
     ids: ir.Value,
     positions: ir.Value,

@@ -57,8 +57,10 @@ def state_contract(config: LadderConfig) -> list[StateSpec]:
             states.append(StateSpec(f"past_taps.{block}", f"present_taps.{block}", "float32", tail))
     if config.engram_layers:
         reach = ((ENGRAM_TAPS - 1) * config.max_order, 1, config.d_model)
-        for site in range(len(config.engram_layers)):
-            states.append(StateSpec(f"past_engram.{site}", f"present_engram.{site}", "float32", reach))
+        states += [
+            StateSpec(f"past_engram.{site}", f"present_engram.{site}", "float32", reach)
+            for site in range(len(config.engram_layers))
+        ]
         if config.max_order > 1:
             states.append(StateSpec("past_ids", "present_ids", "int64", (1, config.max_order - 1)))
     return states

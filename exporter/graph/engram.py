@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
 from exporter.graph.builder import OPSET_END
@@ -43,14 +43,16 @@ class SitePair(NamedTuple):
     """[9, 1, C]."""
 
 
-def hash_ngrams(op: Any, config: LadderConfig, ids: ir.Value) -> ir.Value:  # noqa: ANN401
+def hash_ngrams(op: OpBuilder, config: LadderConfig, ids: ir.Value) -> ir.Value:
     """Rows [T, tables] int64 of the n-grams that end at each of the last T of ``ids`` [m + T].
 
     FNV-like in wrapping uint32, newest token first; m is the longest order less one.
     """
     earlier = config.max_order - 1
     words = op.Unsqueeze(op.Cast(ids, to=ir.DataType.UINT32), [1])
-    tokens = [op.Slice(words, [earlier - back], [-back or OPSET_END], [0]) for back in range(config.max_order)]
+    tokens = [
+        op.Slice(words, [earlier - back], [-back or OPSET_END], [0]) for back in range(config.max_order)
+    ]
     prime = _uint32(op, [_FNV_PRIME])
     columns = []
     for index, order in enumerate(config.engram_orders):
@@ -65,7 +67,7 @@ def hash_ngrams(op: Any, config: LadderConfig, ids: ir.Value) -> ir.Value:  # no
     return op.Add(rows, offsets)
 
 
-def _uint32(op: Any, values: list[int]) -> ir.Value:  # noqa: ANN401
+def _uint32(op: OpBuilder, values: list[int]) -> ir.Value:
     return op.Constant(value=ir.tensor(np.array(values, np.uint32)))
 
 
@@ -81,7 +83,7 @@ class EngramSite(nn.Module):
         self.project = Linear(source, [f"{prefix}/key_proj/kernel", f"{prefix}/value_proj/kernel"])
         self.taps = Constant(source, f"{prefix}/taps", None, (ENGRAM_TAPS, 1, self.config.d_model))
 
-    def forward(self, op: Any, ngrams: Ngrams, history: ir.Value) -> SitePair:  # noqa: ANN401
+    def forward(self, op: OpBuilder, ngrams: Ngrams, history: ir.Value) -> SitePair:
         """Keys and values for the new tokens.
 
         Args:
@@ -92,12 +94,8 @@ class EngramSite(nn.Module):
         config = self.config
         rows = op.Mul(self.table(op, ngrams.rows), ngrams.complete)
         joined = op.Reshape(rows, [-1, 1, config.num_tables * config.table_width])
-        key, value = op.Split(
-            self.project(op, joined), [config.d_model, config.d_model], axis=-1, _outputs=2
-        )
-        key = op.SimplifiedLayerNormalization(
-            key, self._key_gain, axis=-1, epsilon=EPSILON, stash_type=1
-        )
+        key, value = op.Split(self.project(op, joined), [config.d_model, config.d_model], axis=-1, _outputs=2)
+        key = op.SimplifiedLayerNormalization(key, self._key_gain, axis=-1, epsilon=EPSILON, stash_type=1)
         reach = (ENGRAM_TAPS - 1) * config.max_order
         values, taps = op.Concat(history, value, axis=0), self.taps(op)
         tapped = None
@@ -112,7 +110,7 @@ class EngramSite(nn.Module):
         return SitePair(key, tapped, op.Slice(values, [-reach], [OPSET_END], [0]))
 
 
-def gate_in(op: Any, u: ir.Value, pair: SitePair, ones: ir.Value) -> tuple[ir.Value, ir.Value]:  # noqa: ANN401
+def gate_in(op: OpBuilder, u: ir.Value, pair: SitePair, ones: ir.Value) -> tuple[ir.Value, ir.Value]:
     """What the site adds to the block input ``u`` [T, 1, C], and the sum."""
     normed = op.SimplifiedLayerNormalization(u, ones, axis=-1, epsilon=EPSILON, stash_type=1)
     agreement = op.ReduceSum(op.Mul(normed, pair.key), [-1], keepdims=1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import MICROSOFT, Linear, Table
@@ -26,19 +25,21 @@ class ProbeHead(nn.Module):
         super().__init__()
         config = source.config
         self.head, self.width, self._ones = head, config.d_model, ones
-        self.rows, self.probes, self.queries = config.num_layers + 1, config.probes(head), config.queries(head)
+        self.rows, self.probes, self.queries = (
+            config.num_layers + 1,
+            config.probes(head),
+            config.queries(head),
+        )
         prefix = f"{head}_head"
         self.table = Table(source, f"{prefix}/probes")
         self.gain = Constant(source, f"{prefix}/gain", None, (self.rows, self.probes, 1))
         self.query = Constant(source, f"{prefix}/query", None, (self.queries, self.width))
-        self.row_bias = Constant(
-            source, f"{prefix}/row_bias", None, (self.queries, self.rows * self.probes)
-        )
+        self.row_bias = Constant(source, f"{prefix}/row_bias", None, (self.queries, self.rows * self.probes))
         self.project = Linear(source, f"{prefix}/proj/kernel")
         if head != "embedding":
             self.bias = Constant(source, f"{prefix}/proj/bias", None, (self.project.outputs,))
 
-    def forward(self, op: Any, cells: ir.Value, hidden: ir.Value) -> ir.Value:  # noqa: ANN401
+    def forward(self, op: OpBuilder, cells: ir.Value, hidden: ir.Value) -> ir.Value:
         """The head's output [1, outputs].
 
         Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.linear import MICROSOFT, Linear
 from exporter.graph.source import Source
@@ -42,8 +42,8 @@ class Lanes(nn.Module):
             bias=source.computed(f"{STACK}/mhc_b[{block}]", _biases(source, block)),
         )
 
-    def forward(self, op: Any, stream: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:  # noqa: ANN401
-        """The block's input u [T, 1, C], and how to write: ``post`` [T, 1, n], halved, ``carry`` [T, n, n]."""
+    def forward(self, op: OpBuilder, stream: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The block's input u [T, 1, C], and how to write: half ``post`` [T, 1, n], ``carry`` [T, n, n]."""
         n = self.lanes
         flat = op.Reshape(stream, [-1, 1, n * self.width])
         normed = op.SimplifiedLayerNormalization(flat, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
@@ -52,7 +52,7 @@ class Lanes(nn.Module):
         return u, op.Sigmoid(post), self._sinkhorn(op, op.Reshape(logits, [-1, n, n]))
 
     @staticmethod
-    def _sinkhorn(op: Any, logits: ir.Value) -> ir.Value:  # noqa: ANN401
+    def _sinkhorn(op: OpBuilder, logits: ir.Value) -> ir.Value:
         """Exactly 20 rounds of row, then column normalisation of exp(logits) [T, n, n].
 
         In the domain of the exponentials a half round is one division by sums, and the first row step,
@@ -63,7 +63,9 @@ class Lanes(nn.Module):
             matrix = op.LpNormalization(matrix, p=1, axis=1 if step % 2 else 2)
         return matrix
 
-    def write(self, op: Any, stream: ir.Value, post: ir.Value, carry: ir.Value, y: ir.Value) -> ir.Value:  # noqa: ANN401
+    def write(
+        self, op: OpBuilder, stream: ir.Value, post: ir.Value, carry: ir.Value, y: ir.Value
+    ) -> ir.Value:
         """The stream after the block gave ``y`` [T, 1, C]: ``carry @ stream + 2 post^T y``."""
         written = op.FusedMatMul(post, y, transA=1, alpha=2.0, **MICROSOFT)
         return op.Add(op.MatMul(carry, stream), written)

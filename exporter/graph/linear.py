@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.source import Source
+from exporter.precision import Storage
 
 __all__ = ["MICROSOFT", "Linear", "Table", "TiedEmbedding"]
 
@@ -56,16 +56,16 @@ class Linear(nn.Module):
         if bias is not None:
             self.bias = bias
 
-    def forward(self, op: Any, x: ir.Value) -> ir.Value:  # noqa: ANN401
+    def forward(self, op: OpBuilder, x: ir.Value) -> ir.Value:
         """``x`` [..., K] -> [..., N]."""
         bias, scale = getattr(self, "bias", None), getattr(self, "scale", None)
         if self.storage.block:
             scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
             if scale is not None:
                 scales = op.Mul(scales, op.Unsqueeze(scale, [1]))
-            return matmul_nbits(op, x, self.codes, scales, bias, self.storage, self.inputs)
+            return matmul_nbits(op, x, self.codes, scales, bias, self.storage, (self.outputs, self.inputs))
         weight = self.weight
-        if self.storage.bits == 16:  # noqa: PLR2004
+        if self.storage.half:
             weight = op.Cast(weight, to=ir.DataType.FLOAT)
         if scale is not None:
             weight = op.Mul(weight, scale)
@@ -74,21 +74,20 @@ class Linear(nn.Module):
 
 
 def matmul_nbits(
-    op: Any,  # noqa: ANN401
+    op: OpBuilder,
     x: ir.Value,
     codes: ir.Value,
     scales: ir.Value,
     bias: ir.Value | None,
-    storage: Any,  # noqa: ANN401
-    inputs: int,
+    storage: Storage,
+    shape: tuple[int, int],
 ) -> ir.Value:
-    """One MatMulNBits node with every attribute stated."""
+    """One MatMulNBits node over a matrix of ``shape`` [N, K], with every attribute stated."""
     operands = [x, codes, scales] + ([] if bias is None else [None, None, bias])
-    outputs = codes.shape[0]
     return op.MatMulNBits(
         *operands,
-        K=inputs,
-        N=int(outputs),
+        K=shape[1],
+        N=shape[0],
         bits=storage.bits,
         block_size=storage.block,
         accuracy_level=storage.accuracy_level,
@@ -111,17 +110,19 @@ class Table(nn.Module):
         else:
             self.rows = source.stored((name,), None, (rows, width))
 
-    def forward(self, op: Any, indices: ir.Value) -> ir.Value:  # noqa: ANN401
+    def forward(self, op: OpBuilder, indices: ir.Value) -> ir.Value:
         """Rows [..., C] of ``indices`` [...], int64."""
         if self.storage.block:
             # Scales stay float16 here, so that a large table costs no float32 copy of them in memory.
             rows = gather_blocks(op, self.codes, indices, self.scales, self.storage)
             return op.Cast(rows, to=ir.DataType.FLOAT)
         rows = op.Gather(self.rows, indices, axis=0)
-        return rows if self.storage.bits == 32 else op.Cast(rows, to=ir.DataType.FLOAT)  # noqa: PLR2004
+        return rows if not self.storage.half else op.Cast(rows, to=ir.DataType.FLOAT)
 
 
-def gather_blocks(op: Any, codes: ir.Value, indices: ir.Value, scales: ir.Value, storage: Any) -> ir.Value:  # noqa: ANN401
+def gather_blocks(
+    op: OpBuilder, codes: ir.Value, indices: ir.Value, scales: ir.Value, storage: Storage
+) -> ir.Value:
     """One GatherBlockQuantized node, its output in the dtype of the scales."""
     return op.GatherBlockQuantized(
         codes,
@@ -151,23 +152,23 @@ class TiedEmbedding(nn.Module):
         else:
             self.rows = source.stored((name,), None, (self.vocabulary, self.width))
 
-    def forward(self, op: Any, ids: ir.Value) -> ir.Value:  # noqa: ANN401
+    def forward(self, op: OpBuilder, ids: ir.Value) -> ir.Value:
         """Rows [..., C] float32 of ``ids`` [...]."""
         if self.storage.block:
             scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
             return gather_blocks(op, self.table, ids, scales, self.storage)
         rows = op.Gather(self.rows, ids, axis=0)
-        return rows if self.storage.bits == 32 else op.Cast(rows, to=ir.DataType.FLOAT)  # noqa: PLR2004
+        return rows if not self.storage.half else op.Cast(rows, to=ir.DataType.FLOAT)
 
-    def logits(self, op: Any, x: ir.Value) -> ir.Value:  # noqa: ANN401
+    def logits(self, op: OpBuilder, x: ir.Value) -> ir.Value:
         """Logits [T, logits width] of ``x`` [T, C]; call after :meth:`forward`."""
         whole = self.logits_width == self.vocabulary
         if self.storage.block:
             scales, codes = op.Cast(self.scales, to=ir.DataType.FLOAT), self.kernel
-            y = matmul_nbits(op, x, codes, scales, None, self.storage, self.width)
+            y = matmul_nbits(op, x, codes, scales, None, self.storage, (self.vocabulary, self.width))
         else:
             rows = self.rows
-            if self.storage.bits == 16:  # noqa: PLR2004
+            if self.storage.half:
                 rows = op.Cast(rows, to=ir.DataType.FLOAT)
             y = op.Gemm(x, rows, transB=1)
         return y if whole else op.Slice(y, [0], [self.logits_width], [1])

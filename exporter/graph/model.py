@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.attention import BlockCache
 from exporter.graph.builder import OPSET_END, describe, finish, new_builder
@@ -35,7 +34,7 @@ class LadderModel(nn.Module):
 
     def forward(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         ids: ir.Value,
         inputs: Mapping[str, ir.Value],
         *,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import MICROSOFT
@@ -20,14 +20,14 @@ _SECOND_HALF = 977
 
 
 def permutations(source: Source) -> tuple[nn.Parameter, nn.Parameter]:
-    """The two fixed permutations [N] int64 of the padded width, to gather with."""
+    """The two fixed permutations [N] int32 of the padded width, to gather with."""
     width, halves = source.config.monarch_width, bool(source.config.ladder_widths)
 
-    def draw(seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def draw(seed: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         if not halves:
-            return np.random.RandomState(seed).permutation(width).astype(np.int64)
+            return np.random.RandomState(seed).permutation(width).astype(np.int32)
         parts = [np.random.RandomState(s).permutation(width // 2) for s in (seed, seed + _SECOND_HALF)]
-        return np.concatenate([parts[0], parts[1] + width // 2]).astype(np.int64)
+        return np.concatenate([parts[0], parts[1] + width // 2]).astype(np.int32)
 
     first, second = (source.computed(f"monarch/permutation[{i}]", draw(s)) for i, s in enumerate(_SEEDS))
     return first, second
@@ -56,7 +56,7 @@ class Monarch(nn.Module):
         self.w1a, self.w2a, self.w3a = (constant(f"w{i}a", rows, rows) for i in (1, 2, 3))
         self.w1b, self.w2b, self.w3b = (constant(f"w{i}b", columns, columns) for i in (1, 2, 3))
 
-    def forward(self, op: Any, u: ir.Value, branch: ir.Value) -> ir.Value:  # noqa: ANN401
+    def forward(self, op: OpBuilder, u: ir.Value, branch: ir.Value) -> ir.Value:
         """The branch [T, 1, C] for the block input ``u`` and its attention ``branch``, both [T, 1, C]."""
         config, (first, second) = self.config, self._orders
         gain = op.Add(self.norm(op), 1.0)
@@ -75,7 +75,7 @@ class Monarch(nn.Module):
 
     def _kron(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         z: ir.Value,
         rows: Constant,
         columns: Constant,

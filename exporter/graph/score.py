@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
 from exporter.graph.attention import BlockCache, Timing
@@ -33,14 +32,15 @@ class LadderScore(nn.Module):
         super().__init__()
         config = self.config = source.config
         self.trunk = Trunk(source)
-        self.heads = nn.ModuleList([ProbeHead(source, head, self.trunk.unit) for head in heads])
+        self.probes = [ProbeHead(source, head, self.trunk.unit) for head in heads]
+        self.heads = nn.ModuleList([*self.probes])
         tail, reach = max(config.qkv_conv_taps - 1, 0), 0
         if config.engram_layers:
             reach = (ENGRAM_TAPS - 1) * config.max_order
         self.no_taps = source.computed("start/taps", np.zeros((tail, 1, config.qkv_width), np.float32))
         self.no_history = source.computed("start/engram", np.zeros((reach, 1, config.d_model), np.float32))
 
-    def forward(self, op: Any, ids: ir.Value) -> list[ir.Value]:  # noqa: ANN401
+    def forward(self, op: OpBuilder, ids: ir.Value) -> list[ir.Value]:
         """Output [1, n] of each head, for ``ids`` [1, T]."""
         config = self.config
         count, positions = positions_from(op, ids, None)
@@ -55,11 +55,11 @@ class LadderScore(nn.Module):
         caches = [BlockCache(None, None, self.no_taps)] * config.num_layers
         walk = self.trunk(op, ids, ngrams, histories, caches, timing)
         cells = self._cells(op, walk)
-        return [head(op, cells, op.Unsqueeze(hidden, [0, 2])) for head in self.heads]
+        return [head(op, cells, op.Unsqueeze(hidden, [0, 2])) for head in self.probes]
 
     def _timing(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         positions: ir.Value,
         count: ir.Value,
         kept: ir.Value,
@@ -81,13 +81,13 @@ class LadderScore(nn.Module):
         )
 
     @staticmethod
-    def _cells(op: Any, walk: Walk) -> ir.Value:  # noqa: ANN401
+    def _cells(op: OpBuilder, walk: Walk) -> ir.Value:
         """[depth + 1, T, C]: the embedding, then the lane mean after each block."""
         means = [op.ReduceMean(step.stream, [1], keepdims=1) for step in walk.steps]
         return op.Transpose(op.Concat(walk.x0, *means, axis=1), perm=[1, 0, 2])
 
 
-def _ngrams(op: Any, config: LadderConfig, ids: ir.Value, kept: ir.Value) -> Ngrams:  # noqa: ANN401
+def _ngrams(op: OpBuilder, config: LadderConfig, ids: ir.Value, kept: ir.Value) -> Ngrams:
     """N-grams of a whole sequence ``ids`` [T], those that start at padding hidden."""
     reach = max(config.max_order - 1, (ENGRAM_TAPS - 1) * config.max_order)
     ahead = op.Concat(op.Constant(value=ir.tensor(np.zeros(reach, np.float32))), kept, axis=0)
@@ -119,7 +119,7 @@ def build_score(source: Source, heads: Sequence[str]) -> ir.Model:
     ids = builder.input("input_ids", ir.DataType.INT64, [1, "tokens"])
     module = LadderScore(source, heads)
     outputs = module(builder.op, ids)
-    for head, probe, value in zip(heads, module.heads, outputs, strict=True):
+    for head, probe, value in zip(heads, module.probes, outputs, strict=True):
         builder.add_output(value, head)
         describe(value, ir.DataType.FLOAT, [1, probe.project.outputs])
     return finish(builder)

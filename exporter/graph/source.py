@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.ladder import Array, Ladder
 from exporter.precision import PrecisionPlan, Storage, to_half
@@ -37,7 +37,7 @@ class Source:
 
     def half(self, names: Sequence[str]) -> bool:
         """Whether tensors, joined, are stored as float16: only if each is."""
-        return all(self.storage(name).bits == 16 for name in names)  # noqa: PLR2004
+        return all(self.storage(name).half for name in names)
 
     def stored_values(self, name: str, row: int | None) -> Array:
         """A tensor of plain float storage, rounded to it, as float32."""
@@ -94,7 +94,9 @@ class Source:
         memo.clear()
         return Quantised(codes, scales, storage)
 
-    def _parameter(self, key: str, dtype: ir.DataType, shape: tuple[int, ...], values: Any) -> nn.Parameter:  # noqa: ANN401
+    def _parameter(
+        self, key: str, dtype: ir.DataType, shape: tuple[int, ...], values: Callable[[], NDArray[Any]]
+    ) -> nn.Parameter:
         tensor = self.file.tensor(key, dtype, shape, values)
         return nn.Parameter(shape, dtype=dtype, data=tensor)
 
@@ -108,17 +110,16 @@ class Quantised:
 
     def as_kernel(self) -> nn.Parameter:
         """Codes [N, blocks, bytes], as MatMulNBits reads them."""
-        return self._present(tuple(int(extent) for extent in self.codes.shape))
+        return self._present(_extents(self.codes))
 
     def as_table(self) -> nn.Parameter:
         """Codes [N, bytes], as GatherBlockQuantized reads them: the same bytes of the file."""
-        rows, count, packed = (int(extent) for extent in self.codes.shape)
+        rows, count, packed = _extents(self.codes)
         return self._present((rows, count * packed))
 
     def scale(self) -> nn.Parameter:
         """Scales [N, blocks] float16."""
-        shape = [int(extent) for extent in self.scales.shape]
-        return nn.Parameter(shape, dtype=ir.DataType.FLOAT16, data=self.scales)
+        return nn.Parameter(_extents(self.scales), dtype=ir.DataType.FLOAT16, data=self.scales)
 
     def _present(self, shape: tuple[int, ...]) -> nn.Parameter:
         codes = self.codes
@@ -146,12 +147,14 @@ class Constant(nn.Module):
         self.half = source.half(names)
         self.value = source.stored(names, row, shape)
 
-    def forward(self, op: Any) -> ir.Value:  # noqa: ANN401 - onnxscript's builder has no public type
+    def forward(self, op: OpBuilder) -> ir.Value:
         """The constant as float32."""
         return op.Cast(self.value, to=ir.DataType.FLOAT) if self.half else self.value
 
 
+def _extents(tensor: ir.ExternalTensor) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in tensor.shape.numpy())
+
+
 def _key(names: Sequence[str], row: int | None) -> str:
     return "+".join(names) + ("" if row is None else f"[{row}]")
-
-

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import nn
+from onnxscript import OpBuilder, nn
 
 from exporter.graph.attention import Attention, BlockCache, Timing
 from exporter.graph.engram import EngramSite, Ngrams, SitePair, gate_in, key_gain
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
     def forward(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         stream: ir.Value,
         pair: SitePair | None,
         cache: BlockCache,
@@ -91,7 +91,7 @@ class Trunk(nn.Module):
 
     def forward(
         self,
-        op: Any,  # noqa: ANN401
+        op: OpBuilder,
         ids: ir.Value,
         ngrams: Ngrams | None,
         histories: Sequence[ir.Value],

@@ -16,6 +16,8 @@ from exporter.errors import PrecisionError
 
 __all__ = ["Blocks", "dequantise", "pack", "quantise", "unpack"]
 
+_BYTE = 8
+
 _CHUNK = 1 << 16
 """Values quantised at a time: the temporaries of a chunk stay in a core's cache."""
 
@@ -80,15 +82,14 @@ def _quantise(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8]
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack codes [..., n] into bytes [..., n * bits / 8], the earlier code in the lower bits."""
-    packed = codes
-    if bits == 4:  # noqa: PLR2004
-        packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return packed
+    if bits == _BYTE:
+        return codes
+    return np.asarray(codes[..., 0::2] | (codes[..., 1::2] << 4), np.uint8)
 
 
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Codes [..., n] of packed bytes; the inverse of :func:`pack`."""
-    if bits == 8:  # noqa: PLR2004
+    if bits == _BYTE:
         return packed
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.uint8)
     codes[..., 0::2] = packed & 0xF

@@ -59,9 +59,7 @@ def _state(config: LadderConfig, position: int, states: Mapping[str, NDArray[Any
     for block in range(config.num_layers):
         key, value = (torch.from_numpy(states[f"past_key_values.{block}.{k}"]) for k in ("key", "value"))
         taps = rows(f"past_taps.{block}", empty.blocks[block].taps)
-        blocks.append(
-            BlockState(key[..., : config.qk_head_dim], value[..., : config.v_head_dim], taps)
-        )
+        blocks.append(BlockState(key[..., : config.qk_head_dim], value[..., : config.v_head_dim], taps))
     sites = tuple(rows(f"past_engram.{s}", empty.sites[s]) for s in range(len(config.engram_layers)))
     tokens = torch.from_numpy(states["past_ids"]) if "past_ids" in states else empty.tokens
     return State(position, tokens, tuple(blocks), sites)

@@ -36,7 +36,7 @@ class Weights:
 
     def __init__(self, ladder: Ladder | TensorLadder) -> None:
         """Wrap a ladder; nothing is read yet."""
-        self.ladder = cast("Ladder", ladder)
+        self.ladder = ladder
         self.config = ladder.config
 
     @property

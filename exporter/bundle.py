@@ -1,0 +1,242 @@
+"""What a device receives: a folder of graphs, weights, tokenizer and their description."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from exporter.errors import (
+    NotABundleError,
+    OutputError,
+    OutputExistsError,
+    TamperedBundleError,
+)
+
+__all__ = [
+    "BUNDLE_VERSION",
+    "DESCRIPTION",
+    "SUMS",
+    "archive_name",
+    "check_sums",
+    "describe",
+    "open_bundle",
+    "pack",
+    "publish",
+    "staging",
+    "write_sums",
+]
+
+BUNDLE_VERSION = 1
+DESCRIPTION, SUMS = "bundle.json", "SHA256SUMS"
+_CHUNK = 1 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MODE = 0o644
+
+
+@contextmanager
+def staging(output: Path, *, force: bool) -> Iterator[Path]:
+    """A folder beside ``output`` to write into, gone when the context ends however it ends.
+
+    Args:
+        output: what :func:`publish` will put in place.
+        force: whether something at ``output`` may be replaced.
+
+    Raises:
+        OutputExistsError: there is something, and it may not.
+        OutputError: nothing can be written there, or the disk is full.
+    """
+    if os.path.lexists(output) and not force:
+        message = f"{output}: exists already, and is kept. Give --force to replace it, or another --output."
+        raise OutputExistsError(message)
+    folder: Path | None = None
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        folder.chmod(0o755)
+        yield folder
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unwritable(output: Path, error: OSError) -> OutputError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why = "the disk is full. Free space there, or choose another place with --output"
+    else:
+        why = f"cannot be written ({error.strerror or error}). Choose another place with --output"
+    return OutputError(f"{output}: {why}.")
+
+
+def publish(built: Path, output: Path) -> None:
+    """Put what was built in the staging folder in place, replacing what is there as one step."""
+    aside = built.with_name(f"{built.name}.replaced")
+    if os.path.lexists(output):
+        output.rename(aside)
+    try:
+        built.rename(output)
+    except OSError:
+        if os.path.lexists(aside):
+            aside.rename(output)
+        raise
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink(missing_ok=True)
+
+
+def describe(folder: Path, description: dict[str, Any]) -> None:
+    """Write ``bundle.json``."""
+    text = json.dumps({"bundle_version": BUNDLE_VERSION, **description}, indent=1, ensure_ascii=False)
+    (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+
+
+def write_sums(folder: Path) -> None:
+    """Write ``SHA256SUMS`` of every other file, in the format of sha256sum."""
+    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+    for path in folder.iterdir():
+        path.chmod(_MODE)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def archive_name(folder: Path, kind: str) -> Path:
+    """Path of the one file that a bundle's folder is packed into."""
+    return folder.with_name(f"{folder.name}.{kind}")
+
+
+def pack(folder: Path, name: str, archive: Path) -> None:
+    """Pack a bundle into one file, the same bytes for the same content.
+
+    A ``.tar.gz``, or a ``.zip`` that stores its entries uncompressed: weights do not compress, and an app
+    can map what is stored.
+
+    Args:
+        folder: the bundle.
+        name: of the folder inside the archive.
+        archive: the file to write.
+    """
+    paths = sorted(folder.iterdir())
+    if archive.name.endswith(".zip"):
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as file:
+            for path in paths:
+                info = zipfile.ZipInfo(f"{name}/{path.name}", _EPOCH)
+                info.external_attr = _MODE << 16
+                large = path.stat().st_size >= 1 << 31
+                with file.open(info, "w", force_zip64=large) as target, path.open("rb") as source:
+                    shutil.copyfileobj(source, target, _CHUNK)
+        return
+    with (
+        archive.open("wb") as raw,
+        gzip.GzipFile("", "wb", 6, raw, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for path in paths:
+            entry = tarfile.TarInfo(f"{name}/{path.name}")
+            entry.size, entry.mode = path.stat().st_size, _MODE
+            with path.open("rb") as source:
+                tar.addfile(entry, source)
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[Path]:
+    """The folder of a bundle; an archive is unpacked into a temporary one while the context lasts.
+
+    Raises:
+        NotABundleError: there is no bundle of a known version.
+    """
+    if path.is_dir():
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="bundle-") as scratch:
+        folder = Path(scratch)
+        try:
+            for name, data in _members(path):
+                with (folder / name).open("wb") as target:
+                    shutil.copyfileobj(data, target, _CHUNK)
+        except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+            message = (
+                f"{path}: cannot be read as a bundle ({error}). Give a bundle's folder, .tar.gz or .zip."
+            )
+            raise NotABundleError(message) from error
+        yield folder
+
+
+def _members(path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and data of an archive's files, refusing any that would leave the one folder."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as zipped:
+            for info in zipped.infolist():
+                with zipped.open(info) as data:
+                    yield _inside(path, info.filename, plain=not info.is_dir()), data
+        return
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            name = _inside(path, member.name, plain=member.isreg())
+            yield name, archive.extractfile(member) or io.BytesIO()
+
+
+def _inside(archive: Path, name: str, *, plain: bool) -> str:
+    """The file's own name, where its path is ``bundle/name`` and nothing else."""
+    parts = PurePosixPath(name).parts
+    if not plain or len(parts) != 2 or ".." in parts or name.startswith("/") or "\\" in name:  # noqa: PLR2004
+        message = (
+            f"{archive}: its entry {name!r} is no file of one bundle folder, and nothing was unpacked. "
+            "Give an archive that the exporter wrote."
+        )
+        raise NotABundleError(message)
+    return parts[1]
+
+
+def check_sums(folder: Path) -> dict[str, Any]:
+    """Check every file of a bundle against its sums, and read its description.
+
+    Raises:
+        NotABundleError: there is no bundle here, or one of another version.
+        TamperedBundleError: a file is missing, altered or not listed.
+    """
+    try:
+        lines = (folder / SUMS).read_text("utf-8").splitlines()
+        listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{folder}: holds no readable {SUMS} and {DESCRIPTION} ({error}). Give a bundle's folder."
+        raise NotABundleError(message) from error
+    present = {path.name for path in folder.iterdir()} - {SUMS}
+    for name in sorted(present | listed.keys()):
+        fault = None
+        if name not in present:
+            fault = "is missing"
+        elif name not in listed:
+            fault = "is not listed in it"
+        elif _sha256(folder / name) != listed[name]:
+            fault = "differs from it"
+        if fault:
+            message = f"{folder / name}: {fault} ({SUMS}). Take the bundle from its source again."
+            raise TamperedBundleError(message)
+    version = description.get("bundle_version") if isinstance(description, dict) else None
+    if version != BUNDLE_VERSION:
+        message = (
+            f"{folder}: bundle_version is {version!r}, and this exporter reads {BUNDLE_VERSION}. "
+            "Verify it with the exporter that wrote it."
+        )
+        raise NotABundleError(message)
+    checked: dict[str, Any] = description
+    return checked

@@ -1,0 +1,148 @@
+"""The command line: options in, one call out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exporter.bundle import check_sums, open_bundle
+from exporter.checkpoint import Checkpoint
+from exporter.config import LadderConfig
+from exporter.errors import ExporterError
+from exporter.export import SHIPPED, Export, ExportResult, export, load_target
+from exporter.inspect import as_text, inspect
+from exporter.precision import PRECISIONS
+from exporter.verify import check_witness
+from targets import names
+
+__all__ = ["main"]
+
+FILE = click.Path(path_type=Path)
+
+
+class _DefaultGroup(click.Group):
+    """A group whose command ``export`` need not be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``export`` in front where no command is named."""
+        if not args or (args[0].startswith("-") and args[0] not in {"--help", "-h", "--version"}):
+            args = ["export", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
+        """Run the command; an exporter's error becomes a message and its class's exit code."""
+        try:
+            return super().invoke(ctx)
+        except ExporterError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_DefaultGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="needle-ladder-export")
+def main() -> None:
+    """Export any depth of a ladder checkpoint to ONNX, proven against the reference.
+
+    Without a command, exports. Exit codes: 2 usage, 3 checkpoint, 4 depth, 5 adapter, 6 precision,
+    7 verification, 8 output, 9 bundle, 10 target.
+    """
+
+
+@main.command("export")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option("--depth", type=int, required=True, help="Blocks to keep, 2 to all.")
+@click.option("--target", default="host", show_default=True, help="Profile's name, or path of a .toml.")
+@click.option("--precision", metavar="|".join(PRECISIONS), help="Default: the target's.")
+@click.option(
+    "--lora", "adapters", type=FILE, multiple=True, help="Adapter to fold first; repeatable, in order."
+)
+@click.option(
+    "--keep-confidence", is_flag=True, help="Keep the confidence head although adapters are folded."
+)
+@click.option("--tokenizer", type=FILE, help="Default: tokenizer.json beside the checkpoint.")
+@click.option("--all-logits", is_flag=True, help="Logits of every position instead of the last.")
+@click.option("--archive", is_flag=True, help="One file, packed as the target takes it, instead of a folder.")
+@click.option("--output", type=FILE, default=Path("dist"), show_default=True, help="Folder to write into.")
+@click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
+def export_command(**options: Any) -> None:  # noqa: ANN401
+    """Slice, quantise, write ONNX graphs and verify them."""
+    with _warnings_shown():
+        result = export(Export(**options), _progress)
+    click.echo(_verdict(result), err=True)
+    click.echo(result.path)
+
+
+@main.command("inspect")
+@click.argument("checkpoint", type=FILE, default=SHIPPED)
+@click.option("--depth", type=int, help="Show the slice plan of this depth.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect_command(checkpoint: Path, depth: int | None, *, as_json: bool) -> None:
+    """Show configuration, parameters per part and depth, and a slice plan."""
+    described = inspect(Checkpoint(checkpoint), depth)
+    click.echo(json.dumps(described, indent=1) if as_json else as_text(described))
+
+
+@main.command("verify")
+@click.argument("bundle", type=FILE)
+def verify_command(bundle: Path) -> None:
+    """Check a bundle's sums, and its graph on the witness that it carries."""
+    with open_bundle(bundle) as folder:
+        description = check_sums(folder)
+        verification, graph = description["verification"], description["graphs"]["decode"]["file"]
+        if verification["status"] != "verified":
+            click.echo(f"{bundle}: files intact; its numbers were never verified, and carry no witness")
+            return
+        config = LadderConfig.from_json(description["configuration"])
+        scheme = description["precision"]["scheme"]["name"]
+        worst = check_witness(folder / graph, config, scheme, verification["witness"])
+    click.echo(f"{bundle}: files intact; logits within {worst:.2g} of their spread of the reference's")
+
+
+@main.command("targets")
+@click.argument("name", required=False)
+def targets_command(name: str | None) -> None:
+    """List the target profiles, or show one."""
+    if name is None:
+        for known in names():
+            click.echo(f"{known:<14}{load_target(known).description}")
+        return
+    target = load_target(name)
+    click.echo(f"{target.name}: {target.description}")
+    click.echo(f"  cores        {', '.join(cpu.name for cpu in target.cpus) or 'the machine at hand'}")
+    runtime = target.onnxruntime
+    click.echo(f"  onnxruntime  {runtime.floor} or newer, tested with {runtime.tested}")
+    click.echo(f"  precisions   {', '.join(target.precision.allowed)}; default {target.precision.default}")
+    click.echo(f"  archive      {target.archive}")
+
+
+def _progress(step: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"{step} ...", err=True)
+
+
+def _verdict(result: ExportResult) -> str:
+    """One line on how the bundle was verified."""
+    if result.report.against is None:
+        return (
+            "UNVERIFIED: there is no PyTorch here to run the reference, and no stored case of this "
+            "checkpoint. Install the extra 'verify' and export again."
+        )
+    worst = max(runs.difference for runs in result.report.comparisons["fidelity"].values())
+    return f"verified against the {result.report.against}: logits within {worst:.2g} of their spread"
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Print the exporter's warnings as lines on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        click.echo(f"warning: {warning.message}", err=True)

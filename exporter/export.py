@@ -1,0 +1,274 @@
+"""One export, from a checkpoint to a bundle that was run and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from exporter.bundle import archive_name, describe, pack, publish, staging, write_sums
+from exporter.checkpoint import Checkpoint
+from exporter.config import HEADS, LadderConfig
+from exporter.errors import PrecisionError, TargetError, TokenizerError
+from exporter.graph import Source, build_model, build_score, state_contract
+from exporter.graph.builder import IR_VERSION, OPSET
+from exporter.graph.constants import constant_bytes
+from exporter.ladder import Ladder, fingerprint, slice_ladder
+from exporter.lora import fold
+from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.verify import MODEL, SCORE, Report, has_reference, verify_live, verify_stored
+from exporter.weights import WeightFile
+from targets import ProfileError, Target, load
+
+__all__ = ["SHIPPED", "WEIGHTS", "Export", "ExportResult", "export", "load_target", "scheme_of"]
+
+SHIPPED = Path(__file__).resolve().parent.parent / "golden" / "pocket" / "pocket.safetensors"
+"""The checkpoint that comes with the project."""
+
+WEIGHTS, TOKENIZER = "weights.bin", "tokenizer.json"
+_LICENCE = "Apache-2.0"
+_PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What to export, and how.
+
+    ``precision`` None takes the target's default; ``tokenizer`` None takes ``tokenizer.json`` beside the
+    checkpoint if there is one; ``output`` is the folder that the bundle's folder or archive goes into.
+    """
+
+    checkpoint: Path = SHIPPED
+    depth: int
+    target: str = "host"
+    precision: str | None = None
+    adapters: tuple[Path, ...] = ()
+    keep_confidence: bool = False
+    tokenizer: Path | None = None
+    all_logits: bool = False
+    archive: bool = False
+    output: Path = Path("dist")
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written, and what is known of it."""
+
+    path: Path
+    """The bundle's folder or archive."""
+    report: Report
+    predicted_bytes: int
+    """Bytes of the weights file that the plan predicted, less padding."""
+    written_bytes: int
+    """Bytes of the weights file, less padding."""
+
+
+def load_target(name: str) -> Target:
+    """Load a target profile by name or path.
+
+    Raises:
+        TargetError: it is unknown, cannot be used, or asks for older operators than the graphs use.
+    """
+    try:
+        target = load(name)
+    except ProfileError as error:
+        raise TargetError(str(error)) from error
+    runtime = target.onnxruntime
+    if runtime.opset < OPSET or runtime.ir_version < IR_VERSION:
+        message = (
+            f"target {target.name!r} reads operator set {runtime.opset} and IR version "
+            f"{runtime.ir_version} at most, and the graphs here use {OPSET} and {IR_VERSION}. Raise its onnxruntime floor."
+        )
+        raise TargetError(message)
+    return target
+
+
+def scheme_of(target: Target, precision: str | None) -> Scheme:
+    """The precision to export in, laid out as the target asks.
+
+    Raises:
+        PrecisionError: it is unknown, or the target does not take it.
+    """
+    name = precision or target.precision.default
+    if name not in target.precision.allowed or name not in PRECISIONS:
+        known = [allowed for allowed in target.precision.allowed if allowed in PRECISIONS]
+        message = (
+            f"precision {name!r} is not one that target {target.name!r} takes: choose {', '.join(known)}."
+        )
+        raise PrecisionError(message)
+    layout = target.precision.quantisation(name)
+    scheme = PRECISIONS[name]
+    return scheme if layout is None else Scheme(name, scheme.bits, layout.block_size, layout.accuracy_level)
+
+
+def export(request: Export, progress: Callable[[str], None] = lambda _: None) -> ExportResult:
+    """Export a depth of a ladder as a bundle, and verify it.
+
+    Nothing is left at the output path unless every check passed.
+
+    Args:
+        request: what to export.
+        progress: told what is being done, in a few words.
+
+    Raises:
+        ExporterError: of the class that names the cause.
+    """
+    target = load_target(request.target)
+    scheme = scheme_of(target, request.precision)
+    checkpoint = Checkpoint(request.checkpoint)
+    base = fold(checkpoint, request.adapters, keep_confidence=request.keep_confidence)
+    ladder = slice_ladder(base, request.depth)
+    tokenizer = _tokenizer(request, ladder.config)
+    plan = plan_precision(ladder.config, ladder.layout, scheme)
+    name = f"{request.checkpoint.stem}-d{request.depth}-{target.name}-{scheme.name}"
+    folder = request.output / name
+    output = archive_name(folder, target.archive) if request.archive else folder
+    with staging(output, force=request.force) as stage:
+        built = stage / name
+        built.mkdir()
+        progress("reading the slice")
+        identity = fingerprint(ladder)
+        progress(f"building graphs and {scheme.name} weights")
+        heads, file = _build(built, ladder, plan, all_logits=request.all_logits)
+        progress("verifying")
+        report = _verify(built, ladder, plan, heads, identity)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, built / TOKENIZER)
+        description = {
+            "name": name,
+            "source": _source(request, checkpoint, identity),
+            "target": _target(target),
+            "configuration": ladder.config.to_json(),
+            "slice": ladder.plan.to_json(),
+            "precision": plan.to_json(),
+            "graphs": _graphs(ladder, heads, all_logits=request.all_logits),
+            "tokenizer": TOKENIZER if tokenizer is not None else None,
+            "verification": report.to_json(),
+            "versions": _versions(),
+            "licence": {"exporter": _LICENCE, "weights": _weights_licence(checkpoint)},
+        }
+        describe(built, description)
+        write_sums(built)
+        if request.archive:
+            progress("packing")
+            pack(built, name, stage / output.name)
+            built = stage / output.name
+        publish(built, output)
+    predicted = plan.total + constant_bytes(ladder.config, score=bool(heads))
+    return ExportResult(output, report, predicted, file.size - file.padding)
+
+
+def _build(
+    folder: Path, ladder: Ladder, plan: PrecisionPlan, *, all_logits: bool
+) -> tuple[list[str], WeightFile]:
+    """Write the graphs and the weights; returns the heads of the scoring graph and the weights file."""
+    heads = [head for head in HEADS if f"{head}_head/probes" in ladder.layout]
+    with WeightFile(folder / WEIGHTS) as file:
+        source = Source(ladder, plan, file)
+        ir.save(build_model(source, all_logits=all_logits), folder / MODEL)
+        if heads:
+            ir.save(build_score(source, heads), folder / SCORE)
+    return heads, file
+
+
+def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: list[str], identity: str) -> Report:
+    """Verify with what there is: the reference, else stored cases, else not at all."""
+    if has_reference():
+        return verify_live(folder, ladder, plan, heads)
+    from golden.cases.stored import stored_case  # noqa: PLC0415 - needed only without the reference
+
+    case = stored_case(identity)
+    if case is None:
+        return Report(None)
+    return verify_stored(folder, ladder.config, plan.scheme.name, case)
+
+
+def _tokenizer(request: Export, config: LadderConfig) -> Path | None:
+    """The tokenizer file to ship, checked against the vocabulary.
+
+    Raises:
+        TokenizerError: it cannot be read, or has more pieces than the checkpoint has rows.
+    """
+    path = request.tokenizer or request.checkpoint.with_name(TOKENIZER)
+    if request.tokenizer is None and not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        pieces = [*document["model"]["vocab"].values(), *(t["id"] for t in document["added_tokens"])]
+        largest = max(pieces)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        message = (
+            f"{path}: cannot be read as a tokenizer.json ({error}). Give the checkpoint's own with "
+            "--tokenizer."
+        )
+        raise TokenizerError(message) from error
+    if largest >= config.vocab_size:
+        message = (
+            f"{path}: has a piece with id {largest}, and the checkpoint's vocabulary ends at "
+            f"{config.vocab_size - 1}. Give the checkpoint's own tokenizer with --tokenizer."
+        )
+        raise TokenizerError(message)
+    return path
+
+
+def _source(request: Export, checkpoint: Checkpoint, identity: str) -> dict[str, Any]:
+    return {
+        "name": request.checkpoint.name,
+        "bytes": request.checkpoint.stat().st_size,
+        "step": checkpoint.step,
+        "adapters": [
+            {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            for path in request.adapters
+        ],
+        # Over the float32 values of the slice's tensors: the dropped ones are never read.
+        "slice_sha256": identity,
+    }
+
+
+def _target(target: Target) -> dict[str, Any]:
+    runtime = target.onnxruntime
+    return {
+        "name": target.name,
+        "onnxruntime": {"floor": runtime.floor, "tested": runtime.tested},
+        "opset": OPSET,
+        "ir_version": IR_VERSION,
+    }
+
+
+def _graphs(ladder: Ladder, heads: list[str], *, all_logits: bool) -> dict[str, Any]:
+    """The graphs and their contract."""
+    graphs: dict[str, Any] = {
+        "weights": WEIGHTS,
+        "decode": {
+            "file": MODEL,
+            "logits": "all" if all_logits else "last",
+            "states": [state.to_json() for state in state_contract(ladder.config)],
+        },
+    }
+    if heads:
+        graphs["score"] = {"file": SCORE, "outputs": heads}
+    return graphs
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what made and ran the graphs."""
+    versions = {name: version(name) for name in _PACKAGES}
+    try:
+        versions["exporter"] = version("needle-ladder-export")
+    except PackageNotFoundError:
+        versions["exporter"] = "source"
+    return versions
+
+
+def _weights_licence(checkpoint: Checkpoint) -> str | None:
+    """The licence that the checkpoint's trainer noted, if any."""
+    licence = checkpoint.run.get("licence") if isinstance(checkpoint.run, dict) else None
+    return licence if isinstance(licence, str) else None
