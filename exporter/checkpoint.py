@@ -7,8 +7,9 @@ for. Nothing here ever unpickles.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,13 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _IGNORED_PREFIXES = ("mtp_", "ab_scales")
 """Parts of training that no forward pass reads."""
 
+_RESIDENT = 1 << 24
+"""Values read before the file is mapped anew."""
+
 _PICKLE_MAGIC = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
 
-class Checkpoint:
+class Checkpoint(Ladder):
     """A ladder in a safetensors file.
 
     Attributes:
@@ -79,9 +83,10 @@ class Checkpoint:
         self.config = LadderConfig.from_json(self._json(metadata, "config"))
         self.step = int(self._json(metadata, "step", 0) or 0)
         self.run: Any = self._json(metadata, "run", {})
-        self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-        self.dtypes = {name: part.get_dtype() for name, part in self._slices.items()}
-        self.layout = self._check()
+        self._read = 0
+        slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+        self.dtypes = {name: part.get_dtype() for name, part in slices.items()}
+        self.layout = self._check({name: tuple(part.get_shape()) for name, part in slices.items()})
 
     def _json(self, metadata: Mapping[str, str], key: str, default: object = None) -> Any:  # noqa: ANN401
         if key not in metadata and default is not None:
@@ -96,8 +101,8 @@ class Checkpoint:
             raise ConfigError(message)
         return value
 
-    def _check(self) -> dict[str, TensorSpec]:
-        present = {name for name in self._slices if not name.startswith(_IGNORED_PREFIXES)}
+    def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorSpec]:
+        present = {name for name in shapes if not name.startswith(_IGNORED_PREFIXES)}
         heads = {head for name in present if (head := head_of(name))}
         expected = layout(self.config, heads)
         missing = sorted(n for n, s in expected.items() if n not in present and not s.optional)
@@ -116,11 +121,11 @@ class Checkpoint:
             raise UnexpectedTensorError(message)
         specs = {name: spec for name, spec in expected.items() if name in present}
         for name, spec in specs.items():
-            self._check_tensor(name, spec)
+            self._check_tensor(spec, shapes[name])
         return specs
 
-    def _check_tensor(self, name: str, spec: TensorSpec) -> None:
-        shape = tuple(self._slices[name].get_shape())
+    def _check_tensor(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        name = spec.name
         if shape != spec.shape:
             message = (
                 f"{self.path}: tensor {name!r} has shape {list(shape)}, and the configuration asks for "
@@ -136,13 +141,26 @@ class Checkpoint:
 
     def read(self, name: str, row: int | None = None) -> Array:
         """Read a tensor, or one row of its leading axis, upcast to float32."""
-        part = self._slices[name]
-        if not self.layout[name].shape:
+        shape = self.layout[name].shape
+        self._account(math.prod(shape if row is None else shape[1:]))
+        if not shape:
             return np.asarray(self._file.get_tensor(name), dtype=np.float32)
+        part = self._file.get_slice(name)
         values = part[:] if row is None else part[row]
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(
-            self.layout[name].shape if row is None else self.layout[name].shape[1:]
-        )
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(shape if row is None else shape[1:])
+
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Read chosen rows of an engram table, and nothing else of it."""
+        part = self._file.get_slice(name)
+        unique, places = np.unique(np.asarray(indices), return_inverse=True)
+        rows = [np.asarray(part[row, int(index)], dtype=np.float32) for index in unique]
+        return np.stack(rows)[places]
+
+    def _account(self, values: int) -> None:
+        """Map the file anew now and then: pages once read would otherwise stay resident to the end."""
+        self._read += values
+        if self._read > _RESIDENT:
+            self._file, self._read = open_safetensors(self.path, "ladder checkpoint"), 0
 
 
 def open_safetensors(path: Path, kind: str) -> Any:  # noqa: ANN401 - safetensors ships no type for it

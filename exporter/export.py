@@ -85,7 +85,8 @@ def load_target(name: str) -> Target:
     if runtime.opset < OPSET or runtime.ir_version < IR_VERSION:
         message = (
             f"target {target.name!r} reads operator set {runtime.opset} and IR version "
-            f"{runtime.ir_version} at most, and the graphs here use {OPSET} and {IR_VERSION}. Raise its onnxruntime floor."
+            f"{runtime.ir_version} at most, and the graphs here use {OPSET} and {IR_VERSION}. Raise its "
+            "onnxruntime floor."
         )
         raise TargetError(message)
     return target

@@ -7,10 +7,11 @@ was sliced, folded or quantised.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,19 +34,27 @@ __all__ = [
 Array = NDArray[np.float32]
 
 
-class Ladder(Protocol):
-    """A source of named float32 tensors with a configuration."""
+class Ladder(ABC):
+    """A source of named float32 tensors with a configuration.
 
-    @property
-    def config(self) -> LadderConfig:
-        """Geometry of this ladder."""
+    Attributes:
+        config: geometry of this ladder.
+        layout: the tensors it has, by name, in a fixed order.
+    """
 
-    @property
-    def layout(self) -> dict[str, TensorSpec]:
-        """The tensors this ladder has, by name, in a fixed order."""
+    config: LadderConfig
+    layout: dict[str, TensorSpec]
 
+    @abstractmethod
     def read(self, name: str, row: int | None = None) -> Array:
         """The tensor ``name`` as float32, or one row of its leading axis."""
+
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Chosen rows [len(indices), ...] of row ``row`` of a tensor, without reading the others.
+
+        This is how a few tokens look into tables that are most of a ladder's bytes.
+        """
+        return self.read(name, row)[list(indices)]
 
 
 def selection_order(num_layers: int) -> tuple[int, ...]:
@@ -139,7 +148,7 @@ def sliced_config(config: LadderConfig, plan: SlicePlan) -> LadderConfig:
     )
 
 
-class SlicedLadder:
+class SlicedLadder(Ladder):
     """A view of a ladder at a depth; reads only what it keeps."""
 
     def __init__(self, parent: Ladder, plan: SlicePlan) -> None:
@@ -169,6 +178,12 @@ class SlicedLadder:
             kept = np.take(self.parent.read(source), self.plan.head_rows, axis=1)
             return kept if row is None else kept[row]
         return self.parent.read(source, row)
+
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Read chosen rows of an engram table."""
+        if self.layout[name].axis is not Axis.SITE:
+            return super().gather(name, row, indices)
+        return self.parent.gather(self._source(name), row, indices)
 
     def _rows(self, source: str, kept: Sequence[int], row: int | None) -> Array:
         if row is not None:
@@ -206,9 +221,10 @@ def fingerprint(ladder: Ladder) -> str:
 
 
 def _require_finite(name: str, values: Array) -> None:
-    # Extremes instead of isfinite: no second array the size of a table.
-    if not (np.isfinite(values.min()) and np.isfinite(values.max())):
-        bad = int(values.size - np.isfinite(values).sum())
+    # A sum of squares is one pass without a second array; only where it overflows are values looked at.
+    flat = values.reshape(-1)
+    bad = 0 if np.isfinite(np.dot(flat, flat)) else int(values.size - np.isfinite(values).sum())
+    if bad:
         message = (
             f"tensor {name!r} holds {bad} values that are NaN or infinite (of {values.size}). "
             "Export a checkpoint from before the training diverged."

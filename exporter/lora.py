@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class Adapter:
         return tuple(a), tuple(b)
 
 
-class FoldedLadder:
+class FoldedLadder(Ladder):
     """A ladder with adapters folded in: ``W + scale * A @ B``, one after another."""
 
     def __init__(self, parent: Ladder, adapters: Iterable[Adapter], *, keep_confidence: bool) -> None:
@@ -141,6 +141,10 @@ class FoldedLadder:
             delta = a @ b if row is None else a[row] @ b[row]
             values = values + np.float32(scale) * delta
         return values
+
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Read chosen rows of an engram table, which no adapter changes."""
+        return self.parent.gather(name, row, indices)
 
 
 def fold(ladder: Ladder, paths: Iterable[str | os.PathLike[str]], *, keep_confidence: bool = False) -> Ladder:

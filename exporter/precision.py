@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -209,7 +209,7 @@ def to_half(name: str, values: Array) -> NDArray[np.float16]:
     return half
 
 
-class StoredLadder:
+class StoredLadder(Ladder):
     """A ladder as its stored form says it: every tensor rounded and back.
 
     The reference run on this is what an exported graph must equal, whatever the rounding costs.
@@ -222,7 +222,14 @@ class StoredLadder:
 
     def read(self, name: str, row: int | None = None) -> Array:
         """The tensor (or one row of its leading axis), rounded to its storage and back to float32."""
-        values, storage = self.parent.read(name, row), self.plan.storage[name]
+        return self._round(name, self.parent.read(name, row))
+
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Read and round chosen rows of an engram table, whose blocks run within rows."""
+        return self._round(name, self.parent.gather(name, row, indices))
+
+    def _round(self, name: str, values: Array) -> Array:
+        storage = self.plan.storage[name]
         if not storage.block:
             return to_half(name, values).astype(np.float32) if storage.half else values
         role = role_of(self.layout[name])

@@ -38,9 +38,9 @@ __all__ = [
     "verify_stored",
 ]
 
-_FRESH = 48
+_FRESH = 32
 _LONG_WINDOW = 128
-_TAIL = 24
+_TAIL = 16
 _BOS = 2
 _BEST = 8
 _CHUNKS = (1, 7, 2, 19, 5, 11, 3)
@@ -102,7 +102,7 @@ class Report:
                 raise VerificationError(message)
 
     def judge_heads(
-        self, what: str, graph: Path, tokens: Sequence[int], outputs: Mapping[str, Array], bound: float
+        self, what: str, graph: Path, passage: Passage, outputs: Mapping[str, Array], bound: float
     ) -> None:
         """Compare the scoring graph's outputs with the reference's.
 
@@ -110,7 +110,7 @@ class Report:
             VerificationError: the bound is exceeded.
         """
         names = list(outputs)
-        got = open_session(graph).run(names, {"input_ids": np.array([tokens], np.int64)})
+        got = open_session(graph).run(names, {"input_ids": np.array([passage.tokens], np.int64)})
         self.heads[what] = {
             name: float(np.abs(a - outputs[name]).max()) for name, a in zip(names, got, strict=True)
         }
@@ -154,7 +154,9 @@ def passages_of(config: LadderConfig) -> list[Passage]:
     rng = np.random.RandomState(config.vocab_size)
 
     def draw(count: int) -> tuple[int, ...]:
-        return (_BOS % config.vocab_size, *(int(i) for i in rng.randint(0, config.vocab_size, count - 1)))
+        ids = rng.randint(1, config.vocab_size, count - 1)
+        ids[ids == config.pad_token_id] = 1
+        return (_BOS % config.vocab_size, *(int(i) for i in ids))
 
     windows = {config.window(block) for block in range(config.num_layers)}
     longest = max(windows)
@@ -213,25 +215,24 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: Sequen
     passages = passages_of(config)
     stored: Ladder = ladder if scheme.name == "fp32" else StoredLadder(ladder, plan)
 
-    def reference(source: Ladder) -> list[Array]:
-        return [live.logits(source, p.tokens, p.position, made_up_states(config, p)) for p in passages]
+    def reference(source: Ladder) -> list[live.Outputs]:
+        return [live.run(source, p.tokens, p.position, made_up_states(config, p)) for p in passages]
 
     exact = reference(stored)
     truth = exact if stored is ladder else reference(ladder)
-    report = Report("reference", _witness(passages, truth))
+    stored_logits, true_logits = ([outputs.logits for outputs in o] for o in (exact, truth))
+    report = Report("reference", _witness(passages, true_logits))
     with float_twins(folder) as twins:
         runs = run_passages(twins[MODEL], config, passages)
-        report.judge("arithmetic", runs, exact, ARITHMETIC)
+        report.judge("arithmetic", runs, stored_logits, ARITHMETIC)
         if heads:
-            outputs = live.heads(stored, passages[0].tokens)
-            report.judge_heads("arithmetic", twins[SCORE], passages[0].tokens, outputs, HEADS["fp32"])
+            report.judge_heads("arithmetic", twins[SCORE], passages[0], exact[0].heads, HEADS["fp32"])
     if plan.integer_arithmetic:
         runs = run_passages(folder / MODEL, config, passages)
-        report.judge("activations", runs, exact, ACTIVATIONS)
-    report.judge("fidelity", runs, truth, FIDELITY[scheme.name])
+        report.judge("activations", runs, stored_logits, ACTIVATIONS)
+    report.judge("fidelity", runs, true_logits, FIDELITY[scheme.name])
     if heads:
-        outputs = live.heads(ladder, passages[0].tokens)
-        report.judge_heads("fidelity", folder / SCORE, passages[0].tokens, outputs, HEADS[scheme.name])
+        report.judge_heads("fidelity", folder / SCORE, passages[0], truth[0].heads, HEADS[scheme.name])
     return report
 
 

@@ -8,13 +8,13 @@ import zlib
 import numpy as np
 
 from exporter.config import HEADS, LadderConfig
-from exporter.ladder import Array
+from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, TensorSpec, layout
 
 __all__ = ["SyntheticLadder"]
 
 
-class SyntheticLadder:
+class SyntheticLadder(Ladder):
     """A ladder whose tensors are drawn when they are read; the same seed gives the same values.
 
     Kernels keep the scale of what they multiply; everything else is spread widely enough that a path

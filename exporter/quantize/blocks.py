@@ -7,6 +7,8 @@ of greatest magnitude onto the one end of the code range that has a code more, s
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +50,18 @@ def quantise(matrix: NDArray[np.float32], bits: int, block: int) -> Blocks:
     codes = np.empty((rows, count, block * bits // 8), np.uint8)
     scales = np.empty((rows, count), np.float16)
     step = max(1, _CHUNK // max(columns, 1))
-    for start in range(0, rows, step):
+
+    def work(start: int) -> None:
         part = matrix[start : start + step]
         if count * block != columns:
             part = np.pad(part, ((0, 0), (0, count * block - columns)))
         blocks = part.reshape(-1, count, block)
         codes[start : start + step], scales[start : start + step] = _quantise(blocks, bits)
+
+    # NumPy lets go of the interpreter inside its loops, so threads share the work.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(work, range(0, rows, step)):
+            pass
     return Blocks(codes, scales)
 
 

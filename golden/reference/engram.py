@@ -69,8 +69,8 @@ def site_pairs(
         keys [B, T, C], values [B, T, C], untapped values with their history [B, 9 + T, C].
     """
     config, prefix = weights.config, f"engrams_{site}"
-    tables = weights.whole(f"{prefix}/embedding")
-    rows_of = [tables[i][rows[..., i]] * complete[..., i, None] for i in range(config.num_tables)]
+    tables = [weights.gather(f"{prefix}/embedding", i, rows[..., i]) for i in range(config.num_tables)]
+    rows_of = [table * complete[..., i, None] for i, table in enumerate(tables)]
     joined = torch.cat(rows_of, -1)
     key = joined @ weights.whole(f"{prefix}/key_proj/kernel")
     value = torch.cat([history, joined @ weights.whole(f"{prefix}/value_proj/kernel")], 1)

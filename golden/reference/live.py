@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,39 +12,45 @@ from torch import Tensor
 
 from exporter.config import LadderConfig
 from exporter.ladder import Array, Ladder
-from golden.reference.heads import head_outputs
+from golden.reference.heads import pool, project
 from golden.reference.model import forward
 from golden.reference.state import BlockState, State
 from golden.reference.weights import Weights
 
-__all__ = ["heads", "logits"]
+__all__ = ["Outputs", "run"]
 
 
-def logits(
+class Outputs(NamedTuple):
+    """What the reference gives for some tokens."""
+
+    logits: Array
+    """[T, V] of every position."""
+    heads: dict[str, Array]
+    """[1, n] of every probe head that the ladder carries; of whole sequences only."""
+
+
+def run(
     ladder: Ladder,
     tokens: Sequence[int],
     position: int = 0,
     states: Mapping[str, NDArray[Any]] | None = None,
-) -> Array:
-    """Logits [T, V] of every position.
+) -> Outputs:
+    """Run the reference once.
 
     Args:
         ladder: any.
-        tokens: ids.
+        tokens: ids, none of them padding.
         position: tokens before them.
         states: past states under the exported graph's names, or None at the start of a sequence.
     """
-    state = None if states is None else _state(ladder.config, position, states)
+    weights = Weights(ladder)
+    ids = torch.tensor([list(tokens)])
     with torch.inference_mode():
-        output = forward(Weights(ladder), torch.tensor([list(tokens)]), state)
-    return np.asarray(output.logits[0].numpy())
-
-
-def heads(ladder: Ladder, tokens: Sequence[int]) -> dict[str, Array]:
-    """Outputs [1, n] of every probe head that the ladder carries."""
-    with torch.inference_mode():
-        outputs = head_outputs(Weights(ladder), torch.tensor([list(tokens)]))
-    return {head: np.asarray(value.numpy()) for head, value in outputs.items()}
+        output = forward(weights, ids, None if states is None else _state(ladder.config, position, states))
+        keep = ids != ladder.config.pad_token_id
+        heads = () if states is not None else weights.heads
+        outputs = {h: project(weights, h, pool(weights, h, output.cells, keep)).numpy() for h in heads}
+    return Outputs(np.asarray(output.logits[0].numpy()), outputs)
 
 
 def _state(config: LadderConfig, position: int, states: Mapping[str, NDArray[Any]]) -> State:

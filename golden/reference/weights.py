@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -15,7 +15,7 @@ from exporter.layout import BLOCK, STACK, head_of, layout
 __all__ = ["TensorLadder", "Weights"]
 
 
-class TensorLadder:
+class TensorLadder(Ladder):
     """A ladder of PyTorch tensors in memory, such as parameters under training."""
 
     def __init__(self, config: LadderConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -30,11 +30,15 @@ class TensorLadder:
         tensor = self.tensors[name]
         return cast("Array", tensor if row is None else tensor[row])
 
+    def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
+        """Chosen rows of an engram table; gradients flow through."""
+        return cast("Array", self.tensors[name][row][torch.as_tensor(indices)])
+
 
 class Weights:
     """Parameters of a ladder, read on demand as tensors."""
 
-    def __init__(self, ladder: Ladder | TensorLadder) -> None:
+    def __init__(self, ladder: Ladder) -> None:
         """Wrap a ladder; nothing is read yet."""
         self.ladder = ladder
         self.config = ladder.config
@@ -55,6 +59,11 @@ class Weights:
     def whole(self, name: str) -> Tensor:
         """The tensor ``name``."""
         return torch.as_tensor(self.ladder.read(name))
+
+    def gather(self, name: str, row: int, indices: Tensor) -> Tensor:
+        """Rows [..., w] of row ``row`` of a tensor, at ``indices`` [...]."""
+        flat = self.ladder.gather(name, row, indices.reshape(-1).tolist())
+        return torch.as_tensor(flat).reshape(*indices.shape, -1)
 
     def lane(self, name: str, block: int) -> Tensor:
         """Row ``block`` of ``stack/mhc_<name>``."""
