@@ -89,7 +89,8 @@ class Checkpoint(Ladder):
         self.layout = self._check({name: tuple(part.get_shape()) for name, part in slices.items()})
 
     def _json(self, metadata: Mapping[str, str], key: str, default: object = None) -> Any:  # noqa: ANN401
-        if key not in metadata and default is not None:
+        # Upstream's writer stores a step that there is not as an empty text.
+        if default is not None and not metadata.get(key):
             return default
         try:
             value = json.loads(metadata[key])

@@ -18,6 +18,7 @@ from exporter.config import LadderConfig
 from exporter.errors import ExporterError
 from exporter.export import SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
+from exporter.plot import draw, measure, write_csv
 from exporter.precision import PRECISIONS
 from exporter.verify import check_witness
 from targets import names
@@ -120,6 +121,29 @@ def targets_command(name: str | None) -> None:
     click.echo(f"  onnxruntime  {runtime.floor} or newer, tested with {runtime.tested}")
     click.echo(f"  precisions   {', '.join(target.precision.allowed)}; default {target.precision.default}")
     click.echo(f"  archive      {target.archive}")
+
+
+@main.command("plot")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    default=("fp16", "int8", "int4"),
+    show_default=True,
+    help="Repeatable.",
+)
+@click.option("--output", type=FILE, default=Path("size_by_depth"), help="Path without suffix.")
+def plot_command(checkpoint: Path, precisions: tuple[str, ...], output: Path) -> None:
+    """Draw file size against depth from real exports: SVG and PNG, the data as CSV."""
+    ladder = Checkpoint(checkpoint)
+    sizes = measure(ladder, precisions, range(2, ladder.config.num_layers + 1), _progress)
+    data, svg, png = (output.with_name(f"{output.name}.{kind}") for kind in ("csv", "svg", "png"))
+    write_csv(data, sizes)
+    draw(sizes, (svg, png), f"{checkpoint.stem}: file size by depth")
+    for path in (data, svg, png):
+        click.echo(path)
 
 
 def _progress(step: str) -> None:

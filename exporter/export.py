@@ -27,7 +27,7 @@ from exporter.verify import MODEL, SCORE, Report, has_reference, verify_live, ve
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
 
-__all__ = ["SHIPPED", "WEIGHTS", "Export", "ExportResult", "export", "load_target", "scheme_of"]
+__all__ = ["SHIPPED", "WEIGHTS", "Export", "ExportResult", "build", "export", "load_target", "scheme_of"]
 
 SHIPPED = Path(__file__).resolve().parent.parent / "golden" / "pocket" / "pocket.safetensors"
 """The checkpoint that comes with the project."""
@@ -138,7 +138,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         progress("reading the slice")
         identity = fingerprint(ladder)
         progress(f"building graphs and {scheme.name} weights")
-        heads, file = _build(built, ladder, plan, all_logits=request.all_logits)
+        heads, file = build(built, ladder, plan, all_logits=request.all_logits)
         progress("verifying")
         report = _verify(built, ladder, plan, heads, identity)
         if tokenizer is not None:
@@ -167,10 +167,20 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     return ExportResult(output, report, predicted, file.size - file.padding)
 
 
-def _build(
-    folder: Path, ladder: Ladder, plan: PrecisionPlan, *, all_logits: bool
+def build(
+    folder: Path, ladder: Ladder, plan: PrecisionPlan, *, all_logits: bool = False
 ) -> tuple[list[str], WeightFile]:
-    """Write the graphs and the weights; returns the heads of the scoring graph and the weights file."""
+    """Write graphs and weights into a folder.
+
+    Args:
+        folder: where.
+        ladder: what to export.
+        plan: its storage.
+        all_logits: logits of every position instead of the last.
+
+    Returns:
+        The heads of the scoring graph, and the weights file, closed.
+    """
     heads = [head for head in HEADS if f"{head}_head/probes" in ladder.layout]
     with WeightFile(folder / WEIGHTS) as file:
         source = Source(ladder, plan, file)

@@ -96,9 +96,7 @@ class OracleCase:
             KeyError: nothing is stored for this depth.
         """
         suffix = "_pad48" if padded else ""
-        return {
-            head: self.arrays[f"forward_{head}_{depth}{suffix}"].reshape(1, -1) for head in HEADS
-        }
+        return {head: self.arrays[f"forward_{head}_{depth}{suffix}"].reshape(1, -1) for head in HEADS}
 
     @property
     def confidence_with_padding(self) -> Floats:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["StoredCase", "stored_case"]
+__all__ = ["FILE", "StoredCase", "stored_case"]
 
-_FILE = Path(__file__).resolve().parent / "pocket_logits.npz"
+FILE = Path(__file__).resolve().parent / "pocket_logits.npz"
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class StoredCase:
 
 @lru_cache(maxsize=1)
 def _arrays() -> dict[str, NDArray[np.float32]]:
-    if not _FILE.exists():
+    if not FILE.exists():
         return {}
-    with np.load(_FILE, allow_pickle=False) as file:
+    with np.load(FILE, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
