@@ -18,7 +18,7 @@ from exporter.config import LadderConfig
 from exporter.errors import ExporterError
 from exporter.export import SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
-from exporter.plot import draw, measure, write_csv
+from exporter.plot import draw, measure, require_matplotlib, write_csv
 from exporter.precision import PRECISIONS
 from exporter.verify import check_witness
 from targets import names
@@ -70,6 +70,7 @@ def main() -> None:
 @click.option("--tokenizer", type=FILE, help="Default: tokenizer.json beside the checkpoint.")
 @click.option("--all-logits", is_flag=True, help="Logits of every position instead of the last.")
 @click.option("--archive", is_flag=True, help="One file, packed as the target takes it, instead of a folder.")
+@click.option("--require-verified", is_flag=True, help="Fail where there is nothing to verify against.")
 @click.option("--output", type=FILE, default=Path("dist"), show_default=True, help="Folder to write into.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
 def export_command(**options: Any) -> None:  # noqa: ANN401
@@ -137,6 +138,7 @@ def targets_command(name: str | None) -> None:
 @click.option("--output", type=FILE, default=Path("size_by_depth"), help="Path without suffix.")
 def plot_command(checkpoint: Path, precisions: tuple[str, ...], output: Path) -> None:
     """Draw file size against depth from real exports: SVG and PNG, the data as CSV."""
+    require_matplotlib()
     ladder = Checkpoint(checkpoint)
     sizes = measure(ladder, precisions, range(2, ladder.config.num_layers + 1), _progress)
     data, svg, png = (output.with_name(f"{output.name}.{kind}") for kind in ("csv", "svg", "png"))

@@ -17,6 +17,7 @@ __all__ = [
     "ExporterError",
     "ForeignAdapterError",
     "ForeignFileError",
+    "MissingPackageError",
     "MissingTensorError",
     "NotABundleError",
     "NotFiniteError",
@@ -39,6 +40,10 @@ class ExporterError(Exception):
     """Base of all of the exporter's own errors."""
 
     exit_code = 1
+
+
+class MissingPackageError(ExporterError):
+    """An optional package is needed for what was asked, and is not installed."""
 
 
 class CheckpointError(ExporterError):

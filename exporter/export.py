@@ -16,7 +16,7 @@ import onnx_ir as ir
 from exporter.bundle import archive_name, describe, pack, publish, staging, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.config import HEADS, LadderConfig
-from exporter.errors import PrecisionError, TargetError, TokenizerError
+from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
 from exporter.graph import Source, build_model, build_score, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
@@ -54,6 +54,7 @@ class Export:
     tokenizer: Path | None = None
     all_logits: bool = False
     archive: bool = False
+    require_verified: bool = False
     output: Path = Path("dist")
     force: bool = False
 
@@ -141,6 +142,12 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         heads, file = build(built, ladder, plan, all_logits=request.all_logits)
         progress("verifying")
         report = _verify(built, ladder, plan, heads, identity)
+        if report.against is None and request.require_verified:
+            message = (
+                f"{request.checkpoint}: there is no PyTorch here to run the reference, and no stored case of "
+                "this checkpoint at this depth. Install the extra 'verify', or drop --require-verified."
+            )
+            raise ReferenceUnavailableError(message)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, built / TOKENIZER)
         description = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter.errors import MissingPackageError
 from exporter.export import build
 from exporter.ladder import Ladder, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
@@ -17,7 +19,7 @@ from exporter.precision import PRECISIONS, plan_precision
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Size", "draw", "measure", "read_csv", "write_csv"]
+__all__ = ["Size", "draw", "measure", "read_csv", "require_matplotlib", "write_csv"]
 
 _MEGA = 1e6
 _COLOURS = {"fp32": "#4c4c4c", "fp16": "#7a5195", "int8": "#2a6f97", "int4": "#d1495b"}
@@ -67,6 +69,17 @@ def measure(
     return sizes
 
 
+def require_matplotlib() -> None:
+    """Make sure that a picture can be drawn.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        message = "drawing needs matplotlib: pip install 'needle-ladder-export[plot]', or '.[plot]' here."
+        raise MissingPackageError(message)
+
+
 def write_csv(path: Path, sizes: Iterable[Size]) -> None:
     """Write the measured sizes, a row each."""
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -92,6 +105,7 @@ def draw(sizes: Sequence[Size], paths: Iterable[Path], title: str) -> None:
         paths: files to write, such as ``.svg`` and ``.png``.
         title: above the picture.
     """
+    require_matplotlib()
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, needed for pictures alone
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -127,11 +141,12 @@ def _decorate(axes: Axes, sizes: Sequence[Size], title: str) -> None:
         if after.sites > before.sites:
             axes.axvline(after.depth, color="#bbbbbb", linewidth=0.8, zorder=0)
             axes.annotate(
-                "+ engram site",
+                "engram site",
                 (after.depth, 0.02),
                 xycoords=("data", "axes fraction"),
-                xytext=(3, 0),
+                xytext=(2, 0),
                 textcoords="offset points",
+                rotation="vertical",
                 fontsize=7,
                 color="#777777",
             )
