@@ -223,7 +223,8 @@ def fingerprint(ladder: Ladder) -> str:
 def _require_finite(name: str, values: Array) -> None:
     # A sum of squares is one pass without a second array; only where it overflows are values looked at.
     flat = values.reshape(-1)
-    bad = 0 if np.isfinite(np.dot(flat, flat)) else int(values.size - np.isfinite(values).sum())
+    with np.errstate(over="ignore"):
+        bad = 0 if np.isfinite(np.dot(flat, flat)) else int(values.size - np.isfinite(values).sum())
     if bad:
         message = (
             f"tensor {name!r} holds {bad} values that are NaN or infinite (of {values.size}). "
