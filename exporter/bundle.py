@@ -27,10 +27,12 @@ from exporter.errors import (
 __all__ = [
     "BUNDLE_VERSION",
     "DESCRIPTION",
+    "RUNTIME",
     "SUMS",
     "archive_name",
     "check_sums",
     "describe",
+    "files_of",
     "open_bundle",
     "pack",
     "publish",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 BUNDLE_VERSION = 1
-DESCRIPTION, SUMS = "bundle.json", "SHA256SUMS"
+DESCRIPTION, SUMS, RUNTIME = "bundle.json", "SHA256SUMS", "runtime_py"
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644
@@ -106,10 +108,19 @@ def describe(folder: Path, description: dict[str, Any]) -> None:
 
 def write_sums(folder: Path) -> None:
     """Write ``SHA256SUMS`` of every other file, in the format of sha256sum."""
-    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in files_of(folder)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-    for path in folder.iterdir():
-        path.chmod(_MODE)
+    for name in files_of(folder):
+        (folder / name).chmod(_MODE)
+
+
+def files_of(folder: Path) -> list[str]:
+    """Names of a bundle's files, those of its runtime as ``runtime_py/<name>``, sorted.
+
+    What the interpreter leaves beside the runtime when it runs from here is not the bundle's.
+    """
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    return sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
 
 
 def _sha256(path: Path) -> str:
@@ -133,11 +144,11 @@ def pack(folder: Path, name: str, archive: Path) -> None:
         name: of the folder inside the archive.
         archive: the file to write.
     """
-    paths = sorted(folder.iterdir())
+    names = files_of(folder)
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as file:
-            for path in paths:
-                info = zipfile.ZipInfo(f"{name}/{path.name}", _EPOCH)
+            for path in (folder / inner for inner in names):
+                info = zipfile.ZipInfo(f"{name}/{path.relative_to(folder).as_posix()}", _EPOCH)
                 info.external_attr = _MODE << 16
                 large = path.stat().st_size >= 1 << 31
                 with file.open(info, "w", force_zip64=large) as target, path.open("rb") as source:
@@ -148,8 +159,8 @@ def pack(folder: Path, name: str, archive: Path) -> None:
         gzip.GzipFile("", "wb", 6, raw, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        for path in paths:
-            entry = tarfile.TarInfo(f"{name}/{path.name}")
+        for path in (folder / inner for inner in names):
+            entry = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
             entry.size, entry.mode = path.stat().st_size, _MODE
             with path.open("rb") as source:
                 tar.addfile(entry, source)
@@ -169,6 +180,7 @@ def open_bundle(path: Path) -> Iterator[Path]:
         folder = Path(scratch)
         try:
             for name, data in _members(path):
+                (folder / name).parent.mkdir(exist_ok=True)
                 with (folder / name).open("wb") as target:
                     shutil.copyfileobj(data, target, _CHUNK)
         except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
@@ -194,15 +206,17 @@ def _members(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(archive: Path, name: str, *, plain: bool) -> str:
-    """The file's own name, where its path is ``bundle/name`` and nothing else."""
+    """The file's name in the bundle, where its path is ``bundle/name`` or ``bundle/runtime_py/name``."""
     parts = PurePosixPath(name).parts
-    if not plain or len(parts) != 2 or ".." in parts or name.startswith("/") or "\\" in name:  # noqa: PLR2004
+    inner = parts[1:]
+    known = len(inner) == 1 or inner[:-1] == (RUNTIME,)
+    if not plain or not known or ".." in parts or name.startswith("/") or "\\" in name:
         message = (
             f"{archive}: its entry {name!r} is no file of one bundle folder, and nothing was unpacked. "
             "Give an archive that the exporter wrote."
         )
         raise NotABundleError(message)
-    return parts[1]
+    return "/".join(inner)
 
 
 def check_sums(folder: Path) -> dict[str, Any]:
@@ -219,7 +233,7 @@ def check_sums(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         message = f"{folder}: holds no readable {SUMS} and {DESCRIPTION} ({error}). Give a bundle's folder."
         raise NotABundleError(message) from error
-    present = {path.name for path in folder.iterdir()} - {SUMS}
+    present = set(files_of(folder)) - {SUMS}
     for name in sorted(present | listed.keys()):
         fault = None
         if name not in present:

@@ -13,24 +13,29 @@ from typing import Any
 
 import onnx_ir as ir
 
-from exporter.bundle import archive_name, describe, pack, publish, staging, write_sums
+from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.config import HEADS, LadderConfig
 from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
-from exporter.graph import Source, build_model, build_score, state_contract
+from exporter.graph import Source, build_model, build_readout, build_score, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, slice_ladder
 from exporter.lora import fold
 from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, plan_precision
-from exporter.verify import MODEL, SCORE, Report, has_reference, verify_live, verify_stored
+from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify_live, verify_stored
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
 
 __all__ = ["SHIPPED", "WEIGHTS", "Export", "ExportResult", "build", "export", "load_target", "scheme_of"]
 
-SHIPPED = Path(__file__).resolve().parent.parent / "golden" / "pocket" / "pocket.safetensors"
+_ROOT = Path(__file__).resolve().parent.parent
+
+SHIPPED = _ROOT / "golden" / "pocket" / "pocket.safetensors"
 """The checkpoint that comes with the project."""
+
+POOLED = ("confidence",)
+"""Probe heads whose pooling the decoding graph carries along, so that they cost no second pass."""
 
 WEIGHTS, TOKENIZER = "weights.bin", "tokenizer.json"
 _LICENCE = "Apache-2.0"
@@ -141,7 +146,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         progress(f"building graphs and {scheme.name} weights")
         heads, file = build(built, ladder, plan, all_logits=request.all_logits)
         progress("verifying")
-        report = _verify(built, ladder, plan, heads, identity)
+        report = _verify(built, ladder, plan, identity)
         if report.against is None and request.require_verified:
             message = (
                 f"{request.checkpoint}: there is no PyTorch here to run the reference, and no stored case of "
@@ -150,6 +155,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             raise ReferenceUnavailableError(message)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, built / TOKENIZER)
+        _copy_runtime(built)
         description = {
             "name": name,
             "source": _source(request, checkpoint, identity),
@@ -159,6 +165,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             "precision": plan.to_json(),
             "graphs": _graphs(ladder, heads, all_logits=request.all_logits),
             "tokenizer": TOKENIZER if tokenizer is not None else None,
+            "tokens": {"pad": ladder.config.pad_token_id, "eos": 1, "bos": 2, "unk": 3},
             "verification": report.to_json(),
             "versions": _versions(),
             "licence": {"exporter": _LICENCE, "weights": _weights_licence(checkpoint)},
@@ -191,22 +198,32 @@ def build(
     heads = [head for head in HEADS if f"{head}_head/probes" in ladder.layout]
     with WeightFile(folder / WEIGHTS) as file:
         source = Source(ladder, plan, file)
-        ir.save(build_model(source, all_logits=all_logits), folder / MODEL)
+        pooled = [head for head in heads if head in POOLED]
+        ir.save(build_model(source, all_logits=all_logits, pooled=pooled), folder / MODEL)
         if heads:
             ir.save(build_score(source, heads), folder / SCORE)
+        if pooled:
+            ir.save(build_readout(source, pooled), folder / READOUT)
     return heads, file
 
 
-def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: list[str], identity: str) -> Report:
+def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, identity: str) -> Report:
     """Verify with what there is: the reference, else stored cases, else not at all."""
     if has_reference():
-        return verify_live(folder, ladder, plan, heads)
+        return verify_live(folder, ladder, plan)
     from golden.cases.stored import stored_case  # noqa: PLC0415 - needed only without the reference
 
     case = stored_case(identity)
     if case is None:
         return Report(None)
     return verify_stored(folder, ladder.config, plan.scheme.name, case)
+
+
+def _copy_runtime(folder: Path) -> None:
+    """Copy the runtime whole, so that a device needs nothing of the exporter."""
+    (folder / RUNTIME).mkdir()
+    for path in sorted((_ROOT / RUNTIME).glob("*.py")):
+        shutil.copyfile(path, folder / RUNTIME / path.name)
 
 
 def _tokenizer(request: Export, config: LadderConfig) -> Path | None:
@@ -263,16 +280,19 @@ def _target(target: Target) -> dict[str, Any]:
 
 def _graphs(ladder: Ladder, heads: list[str], *, all_logits: bool) -> dict[str, Any]:
     """The graphs and their contract."""
+    pooled = [head for head in heads if head in POOLED]
     graphs: dict[str, Any] = {
         "weights": WEIGHTS,
         "decode": {
             "file": MODEL,
             "logits": "all" if all_logits else "last",
-            "states": [state.to_json() for state in state_contract(ladder.config)],
+            "states": [state.to_json() for state in state_contract(ladder.config, pooled)],
         },
     }
     if heads:
         graphs["score"] = {"file": SCORE, "outputs": heads}
+    if pooled:
+        graphs["readout"] = {"file": READOUT, "outputs": pooled}
     return graphs
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from exporter.graph import CACHED, StateSpec
+from exporter.config import HEADS, LadderConfig
+from exporter.graph import CACHED, StateSpec, state_contract
+from exporter.graph.contract import pool_contract
 from exporter.ladder import Array
 
-__all__ = ["GraphSession", "States", "float_arithmetic", "open_session"]
+__all__ = ["GraphSession", "Run", "States", "float_arithmetic", "open_session"]
 
 States = Mapping[str, NDArray[Any]]
 """Past states by name."""
@@ -33,23 +35,33 @@ def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
+class Run(NamedTuple):
+    """What came of feeding tokens."""
+
+    logits: dict[int, Array]
+    """The last logits [V] of each chunk, by the number of its last token."""
+    states: States
+    """The states after the last token."""
+
+
 class GraphSession:
     """A decoding graph with the states of its contract."""
 
-    def __init__(self, path: Path, contract: Sequence[StateSpec]) -> None:
-        """Load the graph at ``path``."""
+    def __init__(self, path: Path, config: LadderConfig) -> None:
+        """Load the graph at ``path``; its inputs say which heads it pools for."""
         self.session = open_session(path)
-        self.contract = contract
         self._inputs = {value.name for value in self.session.get_inputs()}
+        pooled = [h for h in HEADS if {state.past for state in pool_contract(config, h)} <= self._inputs]
+        self.contract = state_contract(config, pooled)
         self._outputs = [value.name for value in self.session.get_outputs()]
 
     def start(self) -> States:
         """The states before the first token."""
-        return {state.past: np.zeros(state.shape, state.dtype) for state in self.contract}
+        return {state.past: np.full(state.shape, state.fill, state.dtype) for state in self.contract}
 
     def run(
         self, tokens: Sequence[int], sizes: Sequence[int], states: States | None = None, position: int = 0
-    ) -> dict[int, Array]:
+    ) -> Run:
         """Feed tokens in chunks.
 
         Between chunks a local block's caches are cut to the positions that its window still reaches, as
@@ -58,13 +70,11 @@ class GraphSession:
         Args:
             tokens: ids.
             sizes: tokens of each chunk; their sum is the number of tokens.
-            states: what to start from; None for the start of a sequence.
+            states: what to start from, those that are missing as at the start; None for the start.
             position: tokens before the first.
-
-        Returns:
-            The last logits [V] of each chunk, by the number of its last token.
         """
-        states, logits, done = states or self.start(), {}, 0
+        states, done = {**self.start(), **(states or {})}, 0
+        logits: dict[int, Array] = {}
         for size in sizes:
             feeds: dict[str, NDArray[Any]] = {
                 "input_ids": np.array([tokens[done : done + size]], np.int64),
@@ -76,7 +86,7 @@ class GraphSession:
             done += size
             logits[done - 1] = present["logits"][0, -1]
             states = {state.past: _trim(state, present[state.present]) for state in self.contract}
-        return logits
+        return Run(logits, states)
 
     def _cached(self, states: States) -> dict[str, NDArray[Any]]:
         """Positions held by the caches, per kind of block."""

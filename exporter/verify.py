@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODEL",
+    "READOUT",
     "SCORE",
     "Passage",
     "Report",
     "check_witness",
     "has_reference",
     "passages_of",
+    "run_heads",
     "run_passages",
     "run_sizes",
     "verify_live",
@@ -46,7 +48,7 @@ _BEST = 8
 _CHUNKS = (1, 7, 2, 19, 5, 11, 3)
 """Uneven chunk sizes, repeated as long as there are tokens."""
 
-MODEL, SCORE = "model.onnx", "score.onnx"
+MODEL, SCORE, READOUT = "model.onnx", "score.onnx", "readout.onnx"
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Report:
     comparisons: dict[str, dict[str, Comparison]] = field(default_factory=dict)
     """By what is compared (``arithmetic``, ``activations``, ``fidelity``), then by how it was run."""
     bounds: dict[str, Bound] = field(default_factory=dict)
-    heads: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By what is compared, greatest difference of each probe head's outputs."""
+    heads: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """By what is compared, by graph, greatest difference of each probe head's outputs."""
 
     def judge(self, what: str, runs: Runs, reference: Sequence[Array], bound: Bound) -> None:
         """Compare runs with the reference's logits [T, V] per passage; rows of NaN are not known.
@@ -102,22 +104,19 @@ class Report:
                 raise VerificationError(message)
 
     def judge_heads(
-        self, what: str, graph: Path, passage: Passage, outputs: Mapping[str, Array], bound: float
+        self, what: str, graph: str, got: Mapping[str, Array], outputs: Mapping[str, Array], bound: float
     ) -> None:
-        """Compare the scoring graph's outputs with the reference's.
+        """Compare a graph's head outputs with the reference's.
 
         Raises:
             VerificationError: the bound is exceeded.
         """
-        names = list(outputs)
-        got = open_session(graph).run(names, {"input_ids": np.array([passage.tokens], np.int64)})
-        self.heads[what] = {
-            name: float(np.abs(a - outputs[name]).max()) for name, a in zip(names, got, strict=True)
-        }
-        for name, difference in self.heads[what].items():
+        found = {head: float(np.abs(value - outputs[head]).max()) for head, value in got.items()}
+        self.heads.setdefault(what, {})[graph] = found
+        for head, difference in found.items():
             if not difference <= bound:
                 message = (
-                    f"the scoring graph fails the {what} check: its {name} differs from the reference's by "
+                    f"{graph} fails the {what} check: its {head} differs from the reference's by "
                     f"{difference:.3g} (bound {bound:g}). Nothing was written; try a finer --precision."
                 )
                 raise VerificationError(message)
@@ -133,8 +132,10 @@ class Report:
                 for what, runs in self.comparisons.items()
             },
             "heads": {
-                what: {head: float(f"{value:.3g}") for head, value in outputs.items()}
-                for what, outputs in self.heads.items()
+                what: {
+                    graph: {h: float(f"{v:.3g}") for h, v in found.items()} for graph, found in graphs.items()
+                }
+                for what, graphs in self.heads.items()
             },
             "witness": self.witness,
         }
@@ -193,7 +194,7 @@ def made_up_states(config: LadderConfig, passage: Passage) -> States | None:
     return states
 
 
-def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: Sequence[str]) -> Report:
+def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan) -> Report:
     """Compare a bundle's graphs with the reference, run here.
 
     Three comparisons: *arithmetic*, the graph multiplying in float32 against the reference on the weights
@@ -204,7 +205,6 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: Sequen
         folder: of the graphs and the weights file.
         ladder: what was exported.
         plan: its storage.
-        heads: outputs of the scoring graph.
 
     Raises:
         VerificationError: a bound is exceeded.
@@ -225,14 +225,14 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan, heads: Sequen
     with float_twins(folder) as twins:
         runs = run_passages(twins[MODEL], config, passages)
         report.judge("arithmetic", runs, stored_logits, ARITHMETIC)
-        if heads:
-            report.judge_heads("arithmetic", twins[SCORE], passages[0], exact[0].heads, HEADS["fp32"])
+        for name, got in run_heads(twins, config, passages[0]):
+            report.judge_heads("arithmetic", name, got, exact[0].heads, HEADS["fp32"])
     if plan.integer_arithmetic:
         runs = run_passages(folder / MODEL, config, passages)
         report.judge("activations", runs, stored_logits, ACTIVATIONS)
     report.judge("fidelity", runs, true_logits, FIDELITY[scheme.name])
-    if heads:
-        report.judge_heads("fidelity", folder / SCORE, passages[0], truth[0].heads, HEADS[scheme.name])
+    for name, got in run_heads(_graphs(folder), config, passages[0]):
+        report.judge_heads("fidelity", name, got, truth[0].heads, HEADS[scheme.name])
     return report
 
 
@@ -263,19 +263,55 @@ Runs = dict[str, list[dict[int, Array]]]
 
 def run_passages(graph: Path, config: LadderConfig, passages: Sequence[Passage]) -> Runs:
     """Run passages through a decoding graph at once, in uneven chunks and token by token."""
-    session = GraphSession(graph, state_contract(config))
+    session = GraphSession(graph, config)
     runs: Runs = {}
     for passage in passages:
         for way, sizes in run_sizes(len(passage.tokens)).items():
             states = made_up_states(config, passage)
-            runs.setdefault(way, []).append(session.run(passage.tokens, sizes, states, passage.position))
+            run = session.run(passage.tokens, sizes, states, passage.position)
+            runs.setdefault(way, []).append(run.logits)
     return runs
+
+
+def run_heads(
+    graphs: Mapping[str, Path], config: LadderConfig, passage: Passage
+) -> Iterator[tuple[str, dict[str, Array]]]:
+    """Head outputs of a whole sequence: from the scoring graph, and from what decoding carried along.
+
+    Args:
+        graphs: of one bundle, by name.
+        config: their geometry.
+        passage: from the start of a sequence, without padding.
+
+    Yields:
+        The graph's name, and its outputs [1, n] by head.
+    """
+    if SCORE in graphs:
+        yield SCORE, _outputs(graphs[SCORE], {"input_ids": np.array([passage.tokens], np.int64)})
+    if READOUT in graphs:
+        session = GraphSession(graphs[MODEL], config)
+        states = session.run(passage.tokens, run_sizes(len(passage.tokens))["chunks"]).states
+        present = {state.present: states[state.past] for state in session.contract}
+        yield READOUT, _outputs(graphs[READOUT], present)
+
+
+def _outputs(graph: Path, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
+    """Every output of a graph, fed with those of ``feeds`` that it takes."""
+    session = open_session(graph)
+    names = [value.name for value in session.get_outputs()]
+    wanted = {value.name: feeds[value.name] for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, wanted), strict=True))
+
+
+def _graphs(folder: Path) -> dict[str, Path]:
+    """The graphs that a bundle has, by name."""
+    return {name: folder / name for name in (MODEL, SCORE, READOUT) if (folder / name).exists()}
 
 
 @contextmanager
 def float_twins(folder: Path) -> Iterator[dict[str, Path]]:
     """Twins of a bundle's graphs that multiply in float32, beside them while the context lasts."""
-    twins = {name: folder / f".float.{name}" for name in (MODEL, SCORE) if (folder / name).exists()}
+    twins = {name: folder / f".float.{name}" for name in _graphs(folder)}
     try:
         for name, twin in twins.items():
             float_arithmetic(folder / name, twin)

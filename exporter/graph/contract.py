@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,14 +12,17 @@ from exporter.config import LadderConfig
 from exporter.graph.attention import cache_width
 from exporter.layout import ENGRAM_TAPS
 
-__all__ = ["StateSpec", "state_contract"]
+__all__ = ["LOWEST", "StateSpec", "pool_contract", "state_contract"]
+
+LOWEST = -3.4028234663852886e38
+"""The least finite float32."""
 
 
 @dataclass(frozen=True)
 class StateSpec:
     """One state: the graph takes it as ``past`` and gives it back, advanced, as ``present``.
 
-    ``shape`` is that of the empty state, to be filled with zeros. ``grows`` names the axis that gets a
+    ``shape`` is that of the empty state, to be filled with ``fill``. ``grows`` names the axis that gets a
     position per token, or is None for a state of constant shape. ``window`` is the number of latest
     positions that have to be kept of a growing state; 0 keeps all.
     """
@@ -29,6 +33,7 @@ class StateSpec:
     shape: tuple[int, ...]
     grows: int | None = None
     window: int = 0
+    fill: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The specification, JSON-ready."""
@@ -44,8 +49,33 @@ class StateSpec:
         return [growing if axis == self.grows else extent for axis, extent in enumerate(self.shape)]
 
 
-def state_contract(config: LadderConfig) -> list[StateSpec]:
-    """States of a ladder's graph, in the order of its inputs and outputs."""
+def pool_contract(config: LadderConfig, head: str) -> list[StateSpec]:
+    """States of a probe head's pooling over time, carried along while decoding.
+
+    Per row and probe the softmax over time as its greatest score, and relative to that its denominator
+    and numerator; the first starts below every score.
+    """
+    rows = (config.num_layers + 1, config.probes(head))
+    shapes = {"max": rows, "denominator": rows, "numerator": (*rows, config.d_model)}
+    return [
+        StateSpec(
+            f"past_pool.{head}.{kind}",
+            f"present_pool.{head}.{kind}",
+            "float32",
+            shape,
+            fill=LOWEST if kind == "max" else 0.0,
+        )
+        for kind, shape in shapes.items()
+    ]
+
+
+def state_contract(config: LadderConfig, pooled: Sequence[str] = ()) -> list[StateSpec]:
+    """States of a ladder's graph, in the order of its inputs and outputs.
+
+    Args:
+        config: geometry.
+        pooled: probe heads whose pooling the graph carries along.
+    """
     states = []
     shape = (1, config.num_kv_heads, 0, cache_width(config))
     for block in range(config.num_layers):
@@ -63,4 +93,6 @@ def state_contract(config: LadderConfig) -> list[StateSpec]:
         ]
         if config.max_order > 1:
             states.append(StateSpec("past_ids", "present_ids", "int64", (1, config.max_order - 1)))
+    for head in pooled:
+        states += pool_contract(config, head)
     return states

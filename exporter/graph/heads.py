@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -12,16 +13,35 @@ from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import MICROSOFT, Linear, Table
 from exporter.graph.source import Constant, Source
 
-__all__ = ["ProbeHead"]
+__all__ = ["Pool", "PoolStep", "ProbeHead", "Readout"]
 
 _LENGTH_EPSILON = 1e-12
 
 
-class ProbeHead(nn.Module):
-    """One head over the cells of all times."""
+class Probes(nn.Module):
+    """A head's probes: how much each of them looks at each cell."""
+
+    def __init__(self, source: Source, head: str) -> None:
+        """Take the head's probes."""
+        super().__init__()
+        config = source.config
+        self.width = config.d_model
+        self.shape = (config.num_layers + 1, config.probes(head))
+        self.table = Table(source, f"{head}_head/probes")
+
+    def forward(self, op: OpBuilder, cells: ir.Value) -> ir.Value:
+        """Scores [rows, T, probes] of cells [rows, T, C]."""
+        rows, count = self.shape
+        numbers = np.arange(rows * count, dtype=np.int64).reshape(rows, count)
+        probes = self.table(op, op.Constant(value=ir.tensor(numbers)))
+        return op.FusedMatMul(cells, probes, transB=1, alpha=1 / math.sqrt(self.width), **MICROSOFT)
+
+
+class Readout(nn.Module):
+    """What a head makes of its pooled cells."""
 
     def __init__(self, source: Source, head: str, ones: nn.Parameter) -> None:
-        """Take the head's parameters; ``ones`` [C] is the unit gain of its norm."""
+        """Take everything of the head but its probes; ``ones`` [C] is the unit gain of its norm."""
         super().__init__()
         config = source.config
         self.head, self.width, self._ones = head, config.d_model, ones
@@ -31,13 +51,35 @@ class ProbeHead(nn.Module):
             config.queries(head),
         )
         prefix = f"{head}_head"
-        self.table = Table(source, f"{prefix}/probes")
         self.gain = Constant(source, f"{prefix}/gain", None, (self.rows, self.probes, 1))
         self.query = Constant(source, f"{prefix}/query", None, (self.queries, self.width))
         self.row_bias = Constant(source, f"{prefix}/row_bias", None, (self.queries, self.rows * self.probes))
         self.project = Linear(source, f"{prefix}/proj/kernel")
         if head != "embedding":
             self.bias = Constant(source, f"{prefix}/proj/bias", None, (self.project.outputs,))
+
+    def forward(self, op: OpBuilder, pooled: ir.Value) -> ir.Value:
+        """The head's output [1, outputs] of ``pooled`` [rows, probes, C]."""
+        normed = op.SimplifiedLayerNormalization(pooled, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
+        pooled = op.Reshape(op.Mul(normed, self.gain(op)), [self.rows * self.probes, self.width])
+        scale = 1 / math.sqrt(self.width)
+        choice = op.FusedMatMul(self.query(op), pooled, transB=1, alpha=scale, **MICROSOFT)
+        choice = op.Softmax(op.Add(choice, self.row_bias(op)), axis=-1)
+        joined = op.Reshape(op.MatMul(choice, pooled), [1, self.queries * self.width])
+        out = self.project(op, joined)
+        if self.head != "embedding":
+            return op.Add(out, self.bias(op))
+        square = op.ReduceSum(op.Mul(out, out), [-1], keepdims=1)
+        return op.Div(out, op.Sqrt(op.Add(square, _LENGTH_EPSILON)))
+
+
+class ProbeHead(nn.Module):
+    """One head over the cells of all times."""
+
+    def __init__(self, source: Source, head: str, ones: nn.Parameter) -> None:
+        """Take the head's parameters; ``ones`` [C] is the unit gain of its norm."""
+        super().__init__()
+        self.probes, self.readout = Probes(source, head), Readout(source, head, ones)
 
     def forward(self, op: OpBuilder, cells: ir.Value, hidden: ir.Value) -> ir.Value:
         """The head's output [1, outputs].
@@ -47,19 +89,38 @@ class ProbeHead(nn.Module):
             cells: [rows, T, C].
             hidden: [1, T, 1], a great negative number at padding, else 0.
         """
-        scale = 1 / math.sqrt(self.width)
-        numbers = np.arange(self.rows * self.probes, dtype=np.int64).reshape(self.rows, self.probes)
-        probes = self.table(op, op.Constant(value=ir.tensor(numbers)))
-        scores = op.FusedMatMul(cells, probes, transB=1, alpha=scale, **MICROSOFT)
-        weights = op.Softmax(op.Add(scores, hidden), axis=1)
-        pooled = op.FusedMatMul(weights, cells, transA=1, **MICROSOFT)
-        normed = op.SimplifiedLayerNormalization(pooled, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
-        pooled = op.Reshape(op.Mul(normed, self.gain(op)), [self.rows * self.probes, self.width])
-        choice = op.FusedMatMul(self.query(op), pooled, transB=1, alpha=scale, **MICROSOFT)
-        choice = op.Softmax(op.Add(choice, self.row_bias(op)), axis=-1)
-        joined = op.Reshape(op.MatMul(choice, pooled), [1, self.queries * self.width])
-        out = self.project(op, joined)
-        if self.head != "embedding":
-            return op.Add(out, self.bias(op))
-        square = op.ReduceSum(op.Mul(out, out), [-1], keepdims=1)
-        return op.Div(out, op.Sqrt(op.Add(square, _LENGTH_EPSILON)))
+        weights = op.Softmax(op.Add(self.probes(op, cells), hidden), axis=1)
+        return self.readout(op, op.FusedMatMul(weights, cells, transA=1, **MICROSOFT))
+
+
+class Pool(NamedTuple):
+    """The softmax over time of every row and probe, so far."""
+
+    greatest: ir.Value
+    """[rows, probes]: greatest score."""
+    denominator: ir.Value
+    """[rows, probes]: sum of exponentials, relative to the greatest."""
+    numerator: ir.Value
+    """[rows, probes, C]: the same sum, weighted with the cells."""
+
+
+class PoolStep(nn.Module):
+    """Carries a head's pooling over the new tokens, so that no cell is kept."""
+
+    def __init__(self, source: Source, head: str) -> None:
+        """Take the head's probes."""
+        super().__init__()
+        self.probes = Probes(source, head)
+
+    def forward(self, op: OpBuilder, cells: ir.Value, past: Pool) -> Pool:
+        """The pool after the new tokens' cells [rows, T, C]."""
+        scores = self.probes(op, cells)
+        greatest = op.Max(past.greatest, op.ReduceMax(scores, [1], keepdims=0))
+        weights = op.Exp(op.Sub(scores, op.Unsqueeze(greatest, [1])))
+        kept = op.Exp(op.Sub(past.greatest, greatest))
+        added = op.FusedMatMul(weights, cells, transA=1, **MICROSOFT)
+        return Pool(
+            greatest,
+            op.Add(op.Mul(past.denominator, kept), op.ReduceSum(weights, [1], keepdims=0)),
+            op.Add(op.Mul(past.numerator, op.Unsqueeze(kept, [2])), added),
+        )

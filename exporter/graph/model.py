@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
@@ -10,7 +10,8 @@ from onnxscript import OpBuilder, nn
 from exporter.graph.attention import BlockCache
 from exporter.graph.builder import OPSET_END, describe, finish, new_builder
 from exporter.graph.clock import ngrams_at, positions_from, timing_at
-from exporter.graph.contract import state_contract
+from exporter.graph.contract import pool_contract, state_contract
+from exporter.graph.heads import Pool, PoolStep
 from exporter.graph.lanes import EPSILON
 from exporter.graph.source import Constant, Source
 from exporter.graph.trunk import Step, Trunk
@@ -25,10 +26,12 @@ CACHED = {True: "cached_global", False: "cached_local"}
 class LadderModel(nn.Module):
     """Token ids and states in, logits and states out."""
 
-    def __init__(self, source: Source) -> None:
-        """Take every parameter but the probe heads'."""
+    def __init__(self, source: Source, pooled: Sequence[str]) -> None:
+        """Take every parameter but the probe heads'; of those only the probes that it pools with."""
         super().__init__()
         self.config = source.config
+        self.pools = {head: PoolStep(source, head) for head in pooled}
+        self.pooling = nn.ModuleList([*self.pools.values()])
         self.trunk = Trunk(source)
         self.final_norm = Constant(source, FINAL_NORM, None, (source.config.d_model,))
 
@@ -59,6 +62,12 @@ class LadderModel(nn.Module):
         present |= {f"present_engram.{site}": history for site, history in enumerate(walk.histories)}
         for block, step in enumerate(walk.steps):
             present |= _present_cache(step, block)
+        if self.pools:
+            cells = walk.cells(op)
+            for head, step in self.pools.items():
+                pool = step(op, cells, Pool(*(inputs[state.past] for state in pool_contract(config, head))))
+                names = [state.present for state in pool_contract(config, head)]
+                present |= dict(zip(names, pool, strict=True))
         stream = walk.steps[-1].stream
         if not all_logits:
             stream = op.Slice(stream, [-1], [OPSET_END], [0])
@@ -82,7 +91,7 @@ def _present_cache(step: Step, block: int) -> dict[str, ir.Value]:
     return {name: value for name, value in states.items() if value is not None}
 
 
-def build_model(source: Source, *, all_logits: bool = False) -> ir.Model:
+def build_model(source: Source, *, all_logits: bool = False, pooled: Sequence[str] = ()) -> ir.Model:
     """Build the decoding graph of a ladder.
 
     Inputs: ``input_ids`` [1, T] int64; ``position`` [1] int64, the number of tokens before; for the kinds
@@ -93,6 +102,7 @@ def build_model(source: Source, *, all_logits: bool = False) -> ir.Model:
     Args:
         source: of the parameters; what is not in its weights file yet is appended.
         all_logits: logits of every position instead of the last.
+        pooled: probe heads whose pooling over time is carried along as states.
     """
     config = source.config
     builder = new_builder("ladder")
@@ -100,12 +110,12 @@ def build_model(source: Source, *, all_logits: bool = False) -> ir.Model:
     inputs = {"position": builder.input("position", ir.DataType.INT64, [1])}
     for kind in sorted({config.window(block) == 0 for block in range(config.num_layers)}, reverse=True):
         inputs[CACHED[kind]] = builder.input(CACHED[kind], ir.DataType.INT64, [1])
-    contract = state_contract(config)
+    contract = state_contract(config, pooled)
     for state in contract:
         growing = "local_positions" if state.window else "global_positions"
         shape = state.graph_shape(f"past_{growing}")
         inputs[state.past] = builder.input(state.past, state.element_type, shape)
-    logits, present = LadderModel(source)(builder.op, ids, inputs, all_logits=all_logits)
+    logits, present = LadderModel(source, pooled)(builder.op, ids, inputs, all_logits=all_logits)
     builder.add_output(logits, "logits")
     describe(logits, ir.DataType.FLOAT, [1, "tokens" if all_logits else 1, config.logits_width])
     for state in contract:

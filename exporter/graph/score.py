@@ -15,7 +15,7 @@ from exporter.graph.clock import positions_from, rotary_angles
 from exporter.graph.engram import Ngrams, hash_ngrams
 from exporter.graph.heads import ProbeHead
 from exporter.graph.source import Source
-from exporter.graph.trunk import Trunk, Walk
+from exporter.graph.trunk import Trunk
 from exporter.layout import ENGRAM_TAPS
 
 __all__ = ["LadderScore", "build_score"]
@@ -54,7 +54,7 @@ class LadderScore(nn.Module):
             histories = [self.no_history for _ in config.engram_layers]
         caches = [BlockCache(None, None, self.no_taps)] * config.num_layers
         walk = self.trunk(op, ids, ngrams, histories, caches, timing)
-        cells = self._cells(op, walk)
+        cells = walk.cells(op)
         return [head(op, cells, op.Unsqueeze(hidden, [0, 2])) for head in self.probes]
 
     def _timing(
@@ -79,12 +79,6 @@ class LadderScore(nn.Module):
             bias=bias,
             kept=op.Unsqueeze(kept, [1, 2]),
         )
-
-    @staticmethod
-    def _cells(op: OpBuilder, walk: Walk) -> ir.Value:
-        """[depth + 1, T, C]: the embedding, then the lane mean after each block."""
-        means = [op.ReduceMean(step.stream, [1], keepdims=1) for step in walk.steps]
-        return op.Transpose(op.Concat(walk.x0, *means, axis=1), perm=[1, 0, 2])
 
 
 def _ngrams(op: OpBuilder, config: LadderConfig, ids: ir.Value, kept: ir.Value) -> Ngrams:
@@ -121,5 +115,5 @@ def build_score(source: Source, heads: Sequence[str]) -> ir.Model:
     outputs = module(builder.op, ids)
     for head, probe, value in zip(heads, module.probes, outputs, strict=True):
         builder.add_output(value, head)
-        describe(value, ir.DataType.FLOAT, [1, probe.project.outputs])
+        describe(value, ir.DataType.FLOAT, [1, probe.readout.project.outputs])
     return finish(builder)

@@ -38,6 +38,11 @@ class Walk(NamedTuple):
     histories: list[ir.Value]
     """Per engram site [9, 1, C]: the values that the next call needs."""
 
+    def cells(self, op: OpBuilder) -> ir.Value:
+        """[depth + 1, T, C]: the embedding, then the lane mean after each block; the heads read them."""
+        means = [op.ReduceMean(step.stream, [1], keepdims=1) for step in self.steps]
+        return op.Transpose(op.Concat(self.x0, *means, axis=1), perm=[1, 0, 2])
+
 
 class Block(nn.Module):
     """One block: lanes in, engram, attention, MLP, lanes out."""
