@@ -7,8 +7,10 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import onnx_ir as ir
@@ -141,6 +143,9 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     with staging(output, force=request.force) as stage:
         built = stage / name
         built.mkdir()
+        if has_reference():
+            # PyTorch takes seconds to import, which pass beside the reading and quantising.
+            Thread(target=import_module, args=("golden.reference.live",), daemon=True).start()
         progress("reading the slice")
         identity = fingerprint(ladder)
         progress(f"building graphs and {scheme.name} weights")

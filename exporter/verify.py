@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,7 @@ def run_sizes(count: int) -> dict[str, list[int]]:
     return {"prefill": [count], "chunks": chunks, "steps": [1] * count}
 
 
+@lru_cache(maxsize=2)
 def made_up_states(config: LadderConfig, passage: Passage) -> States | None:
     """Seeded past states of a passage in the middle of a sequence; None at its start."""
     if passage.seed is None:
@@ -237,7 +239,7 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan) -> Report:
 
 
 def verify_stored(folder: Path, config: LadderConfig, scheme: str, case: StoredCase) -> Report:
-    """Compare a bundle's decoding graph with logits that the reference gave when the case was stored.
+    """Compare a bundle's graphs with what the reference gave when the case was stored.
 
     Args:
         folder: of the graphs and the weights file.
@@ -254,6 +256,8 @@ def verify_stored(folder: Path, config: LadderConfig, scheme: str, case: StoredC
     report = Report("stored cases", _witness([passage], [reference]))
     runs = run_passages(folder / MODEL, config, [passage])
     report.judge("fidelity", runs, [reference], FIDELITY[scheme])
+    for name, got in run_heads(_graphs(folder), config, passage):
+        report.judge_heads("fidelity", name, got, case.heads, HEADS[scheme])
     return report
 
 

@@ -23,6 +23,9 @@ _BYTE = 8
 _CHUNK = 1 << 16
 """Values quantised at a time: the temporaries of a chunk stay in a core's cache."""
 
+_WORTH_THREADS = 8
+"""Chunks from which on threads are worth starting."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -58,9 +61,14 @@ def quantise(matrix: NDArray[np.float32], bits: int, block: int) -> Blocks:
         blocks = part.reshape(-1, count, block)
         codes[start : start + step], scales[start : start + step] = _quantise(blocks, bits)
 
+    starts = range(0, rows, step)
+    if len(starts) < _WORTH_THREADS:
+        for start in starts:
+            work(start)
+        return Blocks(codes, scales)
     # NumPy lets go of the interpreter inside its loops, so threads share the work.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(work, range(0, rows, step)):
+        for _ in pool.map(work, starts):
             pass
     return Blocks(codes, scales)
 

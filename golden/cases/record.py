@@ -36,7 +36,7 @@ def prompt(window: int) -> list[int]:
 
 
 def record(checkpoint: Path) -> dict[str, NDArray[np.generic]]:
-    """Tokens, positions, and logits [positions, V] by fingerprint, of every slice of a checkpoint."""
+    """Tokens, positions, and by fingerprint the logits and head outputs of every slice of a checkpoint."""
     ladder = Checkpoint(checkpoint)
     tokens = prompt(ladder.config.sliding_window)
     positions = [end - 1 for end in itertools.accumulate(run_sizes(len(tokens))["chunks"])]
@@ -46,7 +46,9 @@ def record(checkpoint: Path) -> dict[str, NDArray[np.generic]]:
     }
     for depth in range(2, ladder.config.num_layers + 1):
         sliced = slice_ladder(ladder, depth)
-        arrays[f"logits/{fingerprint(sliced)}"] = live.run(sliced, tokens).logits[positions]
+        identity, outputs = fingerprint(sliced), live.run(sliced, tokens)
+        arrays[f"logits/{identity}"] = outputs.logits[positions]
+        arrays |= {f"heads/{identity}/{head}": value for head, value in outputs.heads.items()}
     return arrays
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,8 @@ class StoredCase:
     """Numbers of the tokens whose logits are stored; the last one is among them."""
     logits: NDArray[np.float32]
     """[positions, V]."""
+    heads: Mapping[str, NDArray[np.float32]]
+    """Outputs [1, n] of the probe heads, for the whole prompt."""
 
 
 @lru_cache(maxsize=1)
@@ -40,4 +43,6 @@ def stored_case(fingerprint: str) -> StoredCase | None:
     if f"logits/{fingerprint}" not in arrays:
         return None
     tokens, positions = (tuple(int(i) for i in arrays[name]) for name in ("tokens", "positions"))
-    return StoredCase(tokens, positions, arrays[f"logits/{fingerprint}"])
+    prefix = f"heads/{fingerprint}/"
+    heads = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return StoredCase(tokens, positions, arrays[f"logits/{fingerprint}"], heads)
