@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 BIN = HERE / ".nox" / "env" / ("Scripts" if os.name == "nt" else "bin")
 CONSTRAINTS = "constraints.txt"
 UPSTREAM = "cactus-needle[train]==3.2.8"
+PEER = "needle-rs==0.3.1"
 # Small models on few cores: a second thread costs more than it brings, in a worker most of all.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 FLOORS = sorted(
@@ -86,6 +87,13 @@ def bench(session: nox.Session) -> None:
     """Measure, on a machine that does nothing else."""
     session.install("-c", CONSTRAINTS, ".[test,verify]")
     session.run("pytest", "benchmarks", "--benchmark-only", "-m", "bench", *session.posargs)
+
+
+@nox.session
+def bench_peers(session: nox.Session) -> None:
+    """Measure beside the Rust port, on a machine that does nothing else."""
+    session.install("-c", CONSTRAINTS, ".[test,verify,pocket]", UPSTREAM, PEER)
+    session.run("pytest", "benchmarks/test_peers.py", "--benchmark-only", "-m", "bench", *session.posargs)
 
 
 def _lower_bounds() -> dict[str, str]:

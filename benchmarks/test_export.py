@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exporter.checkpoint import save
-from exporter.config import LadderConfig
-from golden.synthetic import SyntheticLadder
-
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -27,14 +23,6 @@ GOALS = {6: (6.0, 900), 20: (15.0, 1200)}
 """Seconds and megabytes by depth."""
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="session")
-def full_size(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random ladder of Needle 3's geometry, float32, 511 MB."""
-    path = tmp_path_factory.mktemp("ladder") / "full.safetensors"
-    save(SyntheticLadder(LadderConfig(dtype="float32")), path)
-    return path
 
 
 def run_export(checkpoint: Path, depth: int, output: Path) -> int:
