@@ -1,0 +1,13 @@
+"""What a device runs: tool calls, scores and embeddings from a bundle, with numpy and ONNX Runtime."""
+
+from __future__ import annotations
+
+from runtime_py.answer import Answer, Call
+from runtime_py.errors import DeviceError
+from runtime_py.generate import Generation
+from runtime_py.model import Model
+from runtime_py.sampling import Sampling
+from runtime_py.state import State
+from runtime_py.tools import Tool
+
+__all__ = ["Answer", "Call", "DeviceError", "Generation", "Model", "Sampling", "State", "Tool"]

@@ -1,0 +1,108 @@
+"""The probe heads: confidence, embeddings, router scores."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from runtime_py.bundle import Bundle
+from runtime_py.errors import MissingHeadError
+from runtime_py.session import open_session
+from runtime_py.state import State
+
+__all__ = ["Heads", "ToolIndex", "sigmoid"]
+
+Vector = NDArray[np.float32]
+
+
+class Heads:
+    """The graphs of the heads, each loaded when it is first asked."""
+
+    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+        """Remember what to load."""
+        self._bundle, self._threads = bundle, threads
+        self._sessions: dict[Path, ort.InferenceSession] = {}
+        self._lock = threading.Lock()
+
+    def is_pooled(self, head: str, state: State) -> bool:
+        """Whether :meth:`read` can give a head's output: its pooling takes padding for text."""
+        return head in self._bundle.pooled and self._bundle.tokens.pad not in state.ids
+
+    def require(self, head: str) -> None:
+        """Check that a head can be asked.
+
+        Raises:
+            MissingHeadError: the bundle does not carry it.
+        """
+        self._path(head, self._bundle.score, self._bundle.heads)
+
+    def read(self, head: str, state: State) -> Vector:
+        """A head's output for the tokens of a state, out of the pooling that decoding carried along.
+
+        Args:
+            head: one for which :meth:`is_pooled` holds.
+            state: with a token at least.
+
+        Returns:
+            As :meth:`score`.
+        """
+        session = self._load(self._path(head, self._bundle.readout, self._bundle.pooled))
+        inputs = [value.name for value in session.get_inputs()]
+        given = state.present()
+        return np.asarray(session.run([head], {name: given[name] for name in inputs})[0][0], np.float32)
+
+    def score(self, head: str, ids: Sequence[int]) -> Vector:
+        """A head's output for a whole sequence.
+
+        Args:
+            head: ``confidence``, ``embedding`` or ``router``.
+            ids: [T], ``bos`` included; padding is masked.
+
+        Returns:
+            [1] logit, [embedding width] of length 1, or [3] logits.
+
+        Raises:
+            MissingHeadError: the bundle does not carry it.
+        """
+        session = self._load(self._path(head, self._bundle.score, self._bundle.heads))
+        return np.asarray(session.run([head], {"input_ids": np.asarray([ids], np.int64)})[0][0], np.float32)
+
+    def _path(self, head: str, path: Path | None, heads: Sequence[str]) -> Path:
+        if path is None or head not in heads:
+            message = (
+                f"{self._bundle.name}: has no {head} head (it has: {', '.join(heads) or 'none'}). Export a "
+                "checkpoint that has one."
+            )
+            raise MissingHeadError(message)
+        return path
+
+    def _load(self, path: Path) -> ort.InferenceSession:
+        with self._lock:
+            if path not in self._sessions:
+                self._sessions[path] = open_session(path, self._threads)
+            return self._sessions[path]
+
+
+class ToolIndex:
+    """Embeddings of a catalogue, to be searched by that of a query."""
+
+    def __init__(self, embeddings: NDArray[np.float32]) -> None:
+        """Keep embeddings [N, width], each of length 1."""
+        self.embeddings = embeddings
+
+    def nearest(self, query: Vector, count: int) -> list[int]:
+        """Numbers of the ``count`` entries nearest to a query [width], the nearest first."""
+        scores = self.embeddings @ query
+        return [int(number) for number in np.argsort(-scores, kind="stable")[:count]]
+
+
+def sigmoid(logit: float) -> float:
+    """Probability of a logit."""
+    # By way of tanh, which overflows on neither side.
+    return 0.5 * (1 + math.tanh(logit / 2))

@@ -1,0 +1,377 @@
+"""A bundle, loaded: what an application calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime_py.answer import Answer
+from runtime_py.bundle import Bundle
+from runtime_py.conversation import Asking, Conversation
+from runtime_py.errors import ForeignStateError, InputError, StateFileError
+from runtime_py.generate import Generation, Stops, stop_ids
+from runtime_py.grammar import Constraint, GrammarCompiler
+from runtime_py.heads import Heads, ToolIndex, Vector, sigmoid
+from runtime_py.prompt import render_prefix
+from runtime_py.sampling import Sampling
+from runtime_py.session import Decoder, Logits
+from runtime_py.state import Ids, State
+from runtime_py.statefile import read_state
+from runtime_py.text import Text
+from runtime_py.tools import Schema, Tool, as_tool, read_tools
+
+__all__ = ["Model"]
+
+_CHUNK: Final = 32
+
+
+class Model:
+    """One bundle in one session of ONNX Runtime. Threads may share it, each with states of its own."""
+
+    def __init__(self, decoder: Decoder, *, threads: int = 0, chunk: int = _CHUNK) -> None:
+        """Wrap a loaded graph; :meth:`load` is the usual way."""
+        self._decoder, self.bundle, self._chunk = decoder, decoder.bundle, chunk
+        self._heads = Heads(decoder.bundle, threads)
+        self._lock = threading.Lock()
+        self._prefix: tuple[tuple[object, ...], State] | None = None
+        self._embedded: dict[str, Vector] = {}
+
+    @classmethod
+    def load(cls, path: str | Path, *, verify: bool = True, threads: int = 0, chunk: int = _CHUNK) -> Model:
+        """Load a bundle.
+
+        Args:
+            path: its folder.
+            verify: compare every file with its SHA-256 sum, which reads all of them.
+            threads: threads within an operator; 0 leaves it to ONNX Runtime.
+            chunk: tokens of a prefill that are computed at once: more is faster, and takes more memory.
+
+        Raises:
+            BundleError: of the class that names the cause.
+        """
+        if chunk < 1:
+            raise InputError(f"chunk is {chunk!r}: give 1 or more.")
+        return cls(
+            Decoder.load(Bundle.load(Path(path), verify=verify), threads), threads=threads, chunk=chunk
+        )
+
+    @cached_property
+    def text(self) -> Text:
+        """The tokenizer.
+
+        Raises:
+            UnavailableError: the bundle has none, or tokenizers is not installed.
+        """
+        return Text.of(self.bundle)
+
+    @cached_property
+    def grammar(self) -> GrammarCompiler:
+        """What makes constraints.
+
+        Raises:
+            UnavailableError: there is no tokenizer, or llguidance is not installed.
+        """
+        return GrammarCompiler(self.text, self.bundle.tokens, self._decoder.width)
+
+    def encode(self, text: str, *, bos: bool = False) -> list[int]:
+        """Token ids of a text, behind ``bos`` where asked."""
+        return [*([self.bundle.tokens.bos] if bos else []), *self.text.encode(text)]
+
+    def state(self, context: int | None = None, *, window: int | None = None) -> State:
+        """A state before its first token.
+
+        Args:
+            context: tokens that it may hold; None is what the checkpoint was trained for.
+            window: served window: every block sees only the last so many positions, and a pinned prefix
+                (:meth:`State.pin`). None is the checkpoint's own, 0 is none.
+
+        Raises:
+            InputError: one of them is out of its range.
+        """
+        context = self.bundle.context if context is None else context
+        window = self.bundle.kv_window if window is None else window
+        if context < 1 or window < 0:
+            message = f"context is {context!r}, window {window!r}: give 1 or more, and 0 or more."
+            raise InputError(message)
+        return State(self._decoder, context, window, self._chunk)
+
+    def load_state(self, path: str | Path, context: int | None = None) -> State:
+        """Read what :meth:`State.save` wrote.
+
+        Raises:
+            StateFileError: the file holds no state, or one longer than ``context``.
+            ForeignStateError: it was saved with another bundle.
+        """
+        saved = read_state(Path(path))
+        if saved.identity != self.bundle.identity:
+            raise self._foreign(f"{path}")
+        state = self.state(context, window=saved.window)
+        if len(saved.ids) > state.context:
+            message = (
+                f"{path}: holds {len(saved.ids)} tokens, and context is {state.context}. Load it with more."
+            )
+            raise StateFileError(message)
+        try:
+            state.restore(saved)
+        except (ValueError, LookupError) as error:
+            raise StateFileError(f"{path}: is damaged ({error}). Prefill again, and save.") from error
+        return state
+
+    def prefill(self, state: State, prompt: str | Ids) -> Logits:
+        """Feed a prompt.
+
+        Args:
+            state: of this bundle.
+            prompt: token ids [T], or a text, which gets ``bos`` before it at the start of a sequence.
+
+        Returns:
+            Logits [V] float32 after the last token.
+
+        Raises:
+            ForeignStateError: the state belongs to another bundle.
+            TokenIdError: an id is outside the vocabulary, or there is none.
+            PromptTooLongError: the prompt does not fit in what is left of the context.
+            BusyStateError: another thread uses the state.
+        """
+        if state.identity != self.bundle.identity:
+            raise self._foreign("the state")
+        ids: Ids = self.encode(prompt, bos=state.position == 0) if isinstance(prompt, str) else prompt
+        return state.advance(ids)
+
+    def step(self, state: State, token: int) -> Logits:
+        """Feed one token.
+
+        Returns:
+            Logits [V] float32 after it.
+
+        Raises:
+            ContextFullError: there is no room for it.
+            DeviceError: as :meth:`prefill`.
+        """
+        return self.prefill(state, [token])
+
+    def generate(
+        self,
+        prompt: str | Ids,
+        state: State | None = None,
+        *,
+        sampling: Sampling | None = None,
+        max_tokens: int = 256,
+        stop: Sequence[str] = (),
+        stop_pieces: Sequence[str] = (),
+        constraint: Constraint | None = None,
+    ) -> Generation:
+        """Answer a prompt, streaming.
+
+        Args:
+            prompt: as :meth:`prefill` takes it; it is prefilled before this returns.
+            state: to go on with; None starts a new one.
+            sampling: how to choose; None is greedy.
+            max_tokens: of the answer.
+            stop: strings that end it.
+            stop_pieces: pieces of the vocabulary that end it, besides the end of the sequence.
+            constraint: what to admit.
+
+        Returns:
+            An iterator over pieces of text; ids, text, finish reason and usage are its attributes.
+        """
+        state = self.state() if state is None else state
+        # Ids alone need no tokenizer.
+        text = self.text if self.bundle.tokenizer or stop or stop_pieces or isinstance(prompt, str) else None
+        stops = Stops(
+            max_tokens=max_tokens,
+            ids=stop_ids(text, self.bundle.tokens.eos, stop_pieces),
+            strings=tuple(stop),
+        )
+        before, start = state.position, time.perf_counter()
+        logits = self.prefill(state, prompt)
+        spent = (state.position - before, time.perf_counter() - start)
+        return Generation(state, logits, text, sampling or Sampling(), stops, constraint, spent)
+
+    def prefix(
+        self,
+        tools: Sequence[Schema | Tool],
+        system: str = "",
+        *,
+        context: int | None = None,
+        window: int | None = None,
+    ) -> State:
+        """A state that holds the offered tools, pinned, for :meth:`call`; it can be saved."""
+        return self._prefixed(read_tools(tools), system, context, window)
+
+    def holds_prefix(self, state: State, tools: Sequence[Schema | Tool], system: str = "") -> bool:
+        """Whether a state is what :meth:`prefix` makes of these tools."""
+        wanted = self.encode(render_prefix(read_tools(tools), system), bos=True)
+        return bool(state.identity == self.bundle.identity and list(state.ids) == wanted)
+
+    def conversation(
+        self,
+        tools: Sequence[Schema | Tool],
+        system: str = "",
+        *,
+        prefix: State | None = None,
+        context: int | None = None,
+        window: int | None = None,
+    ) -> Conversation:
+        """Start a conversation over some tools.
+
+        Args:
+            tools: as :func:`runtime_py.tools.read_tools` takes them.
+            system: an instruction that goes first.
+            prefix: what :meth:`prefix` made of the same; None makes it, unless the last one will do.
+            context: as of :meth:`state`.
+            window: as of :meth:`state`.
+        """
+        declared = read_tools(tools)
+        if prefix is not None and prefix.identity != self.bundle.identity:
+            raise self._foreign("the prefix")
+        if prefix is None:
+            prefix = self._cached_prefix(declared, system, context, window)
+        return Conversation(self, declared, system, prefix)
+
+    def call(
+        self,
+        query: str,
+        tools: Sequence[Schema | Tool],
+        *,
+        system: str = "",
+        prefix: State | None = None,
+        context: int | None = None,
+        window: int | None = None,
+        top_tools: int | None = None,
+        asking: Asking | None = None,
+    ) -> Answer:
+        """Answer a query with calls of the offered tools.
+
+        Args:
+            query: what the user said.
+            tools: as :func:`runtime_py.tools.read_tools` takes them.
+            system: an instruction that goes first.
+            prefix: as of :meth:`conversation`.
+            context: tokens of prompt and answer; None is what the checkpoint was trained for.
+            window: as of :meth:`state`.
+            top_tools: offer only so many, the nearest to the query; None offers all.
+            asking: how to answer; None is greedily, constrained where llguidance is installed.
+
+        Raises:
+            DeviceError: of the class that names the cause.
+        """
+        declared = read_tools(tools)
+        if top_tools is not None:
+            declared = self.nearest_tools(query, declared, top_tools)
+        conversation = self.conversation(declared, system, prefix=prefix, context=context, window=window)
+        return conversation.ask(query, asking)
+
+    def extract(self, text: str, schema: Schema, *, system: str = "", asking: Asking | None = None) -> Answer:
+        """Fill one schema from a text: an answer of one call, whose arguments are what was found.
+
+        Args:
+            text: to read.
+            schema: a tool, or a JSON Schema of an object, called by its ``title``.
+            system: an instruction that goes first.
+            asking: how to answer.
+        """
+        if isinstance(schema, dict) and not {"name", "function"} & schema.keys():
+            schema = {"name": str(schema.get("title") or "extract"), "parameters": schema}
+        settings = {**vars(asking or Asking()), "exactly_one": True}
+        return self.call(text, [as_tool(schema)], system=system, asking=Asking(**settings))
+
+    def confidence(self, answered: State | Ids) -> float:
+        """Probability that an answer is right.
+
+        Args:
+            answered: a state that holds, or ids [T] that are, ``bos``, prompt and answer, without ``eos``.
+                A state costs no second pass where the bundle pools while decoding.
+
+        Raises:
+            MissingHeadError: the bundle has no confidence head.
+        """
+        if isinstance(answered, State):
+            if answered.position and self.is_pooled(answered):
+                return sigmoid(float(self._heads.read("confidence", answered)[0]))
+            answered = answered.ids
+        return sigmoid(float(self._score("confidence", answered)[0]))
+
+    def require_confidence(self) -> None:
+        """Check that answers can be scored.
+
+        Raises:
+            MissingHeadError: the bundle has no confidence head.
+        """
+        self._heads.require("confidence")
+
+    def is_pooled(self, state: State) -> bool:
+        """Whether :meth:`confidence` of a state costs no second pass."""
+        return self._heads.is_pooled("confidence", state)
+
+    def embed(self, text: str) -> Vector:
+        """Embedding of a text, [width] float32 of length 1; compare two by their product.
+
+        Raises:
+            MissingHeadError: the bundle has no embedding head.
+        """
+        return self._score("embedding", self.encode(text, bos=True))
+
+    def route(self, text: str) -> Vector:
+        """Router logits of a text, [3] float32.
+
+        Raises:
+            MissingHeadError: the bundle has no router head.
+        """
+        return self._score("router", self.encode(text, bos=True))
+
+    def nearest_tools(self, query: str, tools: Sequence[Schema | Tool], count: int) -> list[Tool]:
+        """The ``count`` tools nearest to a query, in the order declared; embeddings of tools are kept.
+
+        Raises:
+            InputError: ``count`` is less than 1.
+            MissingHeadError: the bundle has no embedding head.
+        """
+        if count < 1:
+            raise InputError(f"{count!r} tools are asked for: give 1 or more.")
+        declared = read_tools(tools)
+        if len(declared) <= count:
+            return declared
+        for tool in declared:
+            if tool.text not in self._embedded:
+                self._embedded[tool.text] = self.embed(tool.text)
+        index = ToolIndex(np.stack([self._embedded[tool.text] for tool in declared]))
+        return [declared[number] for number in sorted(index.nearest(self.embed(query), count))]
+
+    def _score(self, head: str, ids: Ids) -> Vector:
+        tokens: NDArray[Any] = np.asarray(ids)
+        State.check_ids(tokens, self.bundle.vocabulary)
+        return self._heads.score(head, [int(token) for token in tokens])
+
+    def _prefixed(self, tools: Sequence[Tool], system: str, context: int | None, window: int | None) -> State:
+        state = self.state(context, window=window)
+        ids = self.encode(render_prefix(tools, system), bos=True)
+        state.pin(len(ids))
+        self.prefill(state, ids)
+        return state
+
+    def _cached_prefix(
+        self, tools: Sequence[Tool], system: str, context: int | None, window: int | None
+    ) -> State:
+        """A prefix, forked from the last one where that is of the same tools."""
+        key = (render_prefix(tools, system), context, window)
+        with self._lock:
+            if self._prefix is None or self._prefix[0] != key:
+                self._prefix = None
+                self._prefix = (key, self._prefixed(tools, system, context, window))
+            # Forked here, under the lock: another thread may ask for the same at the same time.
+            return self._prefix[1].fork()
+
+    def _foreign(self, what: str) -> ForeignStateError:
+        message = (
+            f"{what} belongs to another bundle than {self.bundle.name}. Make a state with this model, and "
+            "prefill again."
+        )
+        return ForeignStateError(message)
