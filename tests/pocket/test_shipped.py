@@ -1,0 +1,46 @@
+"""The shipped checkpoint: complete, small, and what its README says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+import golden.pocket
+from exporter.checkpoint import Checkpoint
+from exporter.config import LadderConfig
+from exporter.layout import layout
+
+_FOLDER = Path(golden.pocket.__file__).parent
+_SHIPPED = _FOLDER / "pocket.safetensors"
+
+
+def test_file_is_below_six_megabytes() -> None:
+    assert _SHIPPED.stat().st_size < 6_000_000
+
+
+def test_every_tensor_is_there_in_float16() -> None:
+    checkpoint = Checkpoint(_SHIPPED)
+    assert checkpoint.layout.keys() == layout(checkpoint.config).keys()
+    assert set(checkpoint.dtypes.values()) == {"F16"}
+
+
+def test_every_tensor_is_finite() -> None:
+    checkpoint = Checkpoint(_SHIPPED)
+    for name in checkpoint.layout:
+        assert np.isfinite(checkpoint.read(name)).all(), name
+
+
+def test_every_configuration_field_is_written() -> None:
+    with safe_open(_SHIPPED, framework="numpy") as file:
+        saved = json.loads(file.metadata()["config"])
+    assert saved.keys() == {field.name for field in fields(LadderConfig)}
+
+
+def test_run_is_recorded() -> None:
+    checkpoint = Checkpoint(_SHIPPED)
+    assert checkpoint.step > 0
+    assert checkpoint.run["recipe"]["seed"] == 0
