@@ -35,14 +35,18 @@ most 0.09 and 5e-4 over random ladders of 2 to 20 blocks."""
 FIDELITY: Mapping[str, Bound] = {
     "fp32": Bound(1e-4, 1e-7),
     "fp16": Bound(0.01, 1e-4),
-    "int8": Bound(0.25, 5e-3),
-    "int4": Bound(1.5, 0.3),
+    "int8": Bound(0.4, 5e-3),
+    "int4": Bound(2.0, 0.3),
 }
 """A graph against the reference on the checkpoint's own weights, per precision: what rounding may cost.
-Measured over random ladders, which round worse than trained ones: 0.0026, 0.12, 1.15 of the spread."""
+Measured on random ids, which round worse than text, over random ladders and the shipped one at depths 2 to
+20: at most 0.004, 0.21 and 1.56 of the spread, and 3e-6, 9e-4 and 0.14 nats. Garbage is spreads and nats
+apart."""
 
-HEADS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.25, "int4": 1.5}
-"""Greatest difference of a probe head's outputs, per precision; the exact graph keeps the first."""
+HEADS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.25, "int4": 1.0}
+"""Greatest difference of a probe head's outputs, per precision, as a share of the greatest of them or of 1,
+whichever is more; a graph that multiplies in float32 keeps the first on the stored weights. Measured on the
+shipped ladder: 0.16 and 0.38."""
 
 
 @dataclass(frozen=True)

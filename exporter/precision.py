@@ -36,6 +36,9 @@ _FULL, _HALF = 32, 16
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
 
+_HEAD_BITS = 8
+"""The least bits of a probe head's weights."""
+
 _SMALL, _NARROW = 128, 16
 """Tensors with fewer values per block, and fewer on the last axis, stay float32: nothing to win."""
 
@@ -183,13 +186,15 @@ def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
         return Storage(_FULL)
     if not scheme.block or role is Role.SMALL:
         return Storage(_HALF)
+    # A head's few large weights decide on a scale that logits never see; finer bits cost it next to nothing.
+    bits = max(scheme.bits, _HEAD_BITS) if spec.part is Part.HEADS else scheme.bits
     if role is Role.MATMUL:
-        return Storage(scheme.bits, scheme.block, scheme.accuracy_level)
+        return Storage(bits, scheme.block, scheme.accuracy_level)
     width = config.d_model if role is Role.TIED else spec.shape[-1]
     fitting = [size for size in _TABLE_BLOCKS if size <= scheme.block and width % size == 0]
     if not fitting:
         return Storage(_HALF)
-    return Storage(scheme.bits, fitting[-1], scheme.accuracy_level)
+    return Storage(bits, fitting[-1], scheme.accuracy_level)
 
 
 def to_half(name: str, values: Array) -> NDArray[np.float16]:

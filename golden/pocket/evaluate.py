@@ -31,7 +31,7 @@ from golden.reference import TensorLadder, Weights, forward
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Figures", "evaluate", "greedy", "held_out"]
+__all__ = ["CHECKPOINT", "Figures", "evaluate", "greedy", "held_out", "read_tensors"]
 
 _BATCH = 32
 _SPARE_TOKENS = 8

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
@@ -19,7 +20,6 @@ _SEEDS = (11, 13)
 _SECOND_HALF = 977
 
 
-@lru_cache(maxsize=8)
 def permutations(width: int, *, halves: bool) -> tuple[Tensor, Tensor]:
     """The two fixed permutations of the padded width N, to gather with.
 
@@ -27,16 +27,18 @@ def permutations(width: int, *, halves: bool) -> tuple[Tensor, Tensor]:
         width: N.
         halves: whether each is two half permutations, as in a ladder of widths.
     """
-
-    def draw(seed: int) -> Tensor:
-        if not halves:
-            return torch.from_numpy(np.random.RandomState(seed).permutation(width))
-        first = np.random.RandomState(seed).permutation(width // 2)
-        second = np.random.RandomState(seed + _SECOND_HALF).permutation(width // 2) + width // 2
-        return torch.from_numpy(np.concatenate([first, second]))
-
-    first, second = (draw(seed) for seed in _SEEDS)
+    first, second = (torch.from_numpy(_draw(seed, width, halves=halves)) for seed in _SEEDS)
     return first, second
+
+
+@lru_cache(maxsize=8)
+def _draw(seed: int, width: int, *, halves: bool) -> NDArray[np.int64]:
+    # Kept as an array: a tensor made in inference mode could not be trained with later.
+    if not halves:
+        return np.random.RandomState(seed).permutation(width)
+    first = np.random.RandomState(seed).permutation(width // 2)
+    second = np.random.RandomState(seed + _SECOND_HALF).permutation(width // 2) + width // 2
+    return np.concatenate([first, second])
 
 
 def monarch_mlp(weights: Weights, block: int, u: Tensor) -> Tensor:
