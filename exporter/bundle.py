@@ -12,6 +12,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -45,6 +46,17 @@ DESCRIPTION, SUMS, RUNTIME = "bundle.json", "SHA256SUMS", "runtime_py"
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644
+
+_UNREADABLE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+)
+"""What the libraries raise for archives that are damaged, encrypted or packed by another method."""
 
 
 @contextmanager
@@ -183,7 +195,7 @@ def open_bundle(path: Path) -> Iterator[Path]:
                 (folder / name).parent.mkdir(exist_ok=True)
                 with (folder / name).open("wb") as target:
                     shutil.copyfileobj(data, target, _CHUNK)
-        except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        except _UNREADABLE as error:
             message = (
                 f"{path}: cannot be read as a bundle ({error}). Give a bundle's folder, .tar.gz or .zip."
             )
@@ -236,7 +248,7 @@ def check_sums(folder: Path) -> dict[str, Any]:
     present = set(files_of(folder)) - {SUMS}
     for name in sorted(present | listed.keys()):
         fault = None
-        if name not in present:
+        if name not in present or not (folder / name).exists():
             fault = "is missing"
         elif name not in listed:
             fault = "is not listed in it"

@@ -81,7 +81,7 @@ class Checkpoint(Ladder):
             )
             raise ForeignFileError(message)
         self.config = LadderConfig.from_json(self._json(metadata, "config"))
-        self.step = int(self._json(metadata, "step", 0) or 0)
+        self.step = self._step(metadata)
         self.run: Any = self._json(metadata, "run", {})
         self._read = 0
         slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
@@ -101,6 +101,13 @@ class Checkpoint(Ladder):
             message = f"{self.path}: metadata entry 'config' is {value!r}, and should be a JSON object."
             raise ConfigError(message)
         return value
+
+    def _step(self, metadata: Mapping[str, str]) -> int:
+        step = self._json(metadata, "step", 0)
+        if step is not None and not (isinstance(step, int | float) and math.isfinite(step)):
+            message = f"{self.path}: metadata entry 'step' is {step!r}, and should be a number, or null."
+            raise ConfigError(message)
+        return int(step or 0)
 
     def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorSpec]:
         present = {name for name in shapes if not name.startswith(_IGNORED_PREFIXES)}

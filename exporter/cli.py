@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from exporter.bundle import check_sums, open_bundle
+from exporter.artifacts import download_wheels, read_archive, update_index, write_artifact
+from exporter.bundle import check_sums
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.errors import ExporterError
-from exporter.export import SHIPPED, Export, ExportResult, export, load_target
+from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
 from exporter.plot import draw, measure, require_matplotlib, write_csv
 from exporter.precision import PRECISIONS
+from exporter.session import Graph
 from exporter.verify import check_witness
-from targets import names
+from targets import Budget, names
 
 __all__ = ["main"]
 
 FILE = click.Path(path_type=Path)
+
+
+class _Depth(click.ParamType[int | str]):
+    """A number of blocks, or ``auto``."""
+
+    name = f"number|{AUTO}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401 - as in click
+        """The number, or ``auto``."""
+        return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
 
 
 class _DefaultGroup(click.Group):
@@ -52,13 +65,18 @@ def main() -> None:
     """Export any depth of a ladder checkpoint to ONNX, proven against the reference.
 
     Without a command, exports. Exit codes: 2 usage, 3 checkpoint, 4 depth, 5 adapter, 6 precision,
-    7 verification, 8 output, 9 bundle, 10 target.
+    7 verification, 8 output, 9 bundle, 10 target, 11 budget.
     """
 
 
 @main.command("export")
 @click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
-@click.option("--depth", type=int, required=True, help="Blocks to keep, 2 to all.")
+@click.option(
+    "--depth",
+    type=_Depth(),
+    required=True,
+    help="Blocks to keep, 2 to all; auto: as many as fit the target.",
+)
 @click.option("--target", default="host", show_default=True, help="Profile's name, or path of a .toml.")
 @click.option("--precision", metavar="|".join(PRECISIONS), help="Default: the target's.")
 @click.option(
@@ -78,6 +96,12 @@ def export_command(**options: Any) -> None:  # noqa: ANN401
     with _warnings_shown():
         result = export(Export(**options), _progress)
     click.echo(_verdict(result), err=True)
+    costs = result.footprint
+    click.echo(
+        f"takes {costs.storage / 2**20:.1f} MiB of storage and about {costs.memory.total / 2**20:.0f} MiB of "
+        f"memory with {costs.context} tokens",
+        err=True,
+    )
     click.echo(result.path)
 
 
@@ -94,17 +118,52 @@ def inspect_command(checkpoint: Path, depth: int | None, *, as_json: bool) -> No
 @main.command("verify")
 @click.argument("bundle", type=FILE)
 def verify_command(bundle: Path) -> None:
-    """Check a bundle's sums, and its graph on the witness that it carries."""
-    with open_bundle(bundle) as folder:
-        description = check_sums(folder)
-        verification, graph = description["verification"], description["graphs"]["decode"]["file"]
-        if verification["status"] != "verified":
-            click.echo(f"{bundle}: files intact; its numbers were never verified, and carry no witness")
-            return
-        config = LadderConfig.from_json(description["configuration"])
-        scheme = description["precision"]["scheme"]["name"]
-        worst = check_witness(folder / graph, config, scheme, verification["witness"])
+    """Check a bundle's sums, and its graph on the witness that it carries.
+
+    BUNDLE is a folder, or an archive that holds one; an archive is checked without being unpacked.
+    """
+    graph: Path | Graph
+    if bundle.is_dir():
+        description: Mapping[str, Any] = check_sums(bundle)
+        graph = bundle / description["graphs"]["decode"]["file"]
+    else:
+        archive = read_archive(bundle)
+        description = archive.description
+        graph = archive.graph(description["graphs"]["decode"]["file"])
+    verification = description["verification"]
+    if verification["status"] != "verified":
+        click.echo(f"{bundle}: files intact; its numbers were never verified, and carry no witness")
+        return
+    config = LadderConfig.from_json(description["configuration"])
+    scheme = description["precision"]["scheme"]["name"]
+    worst = check_witness(graph, config, scheme, verification["witness"])
     click.echo(f"{bundle}: files intact; logits within {worst:.2g} of their spread of the reference's")
+
+
+@main.command("bundles")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option("--target", "chosen", multiple=True, help="Profile's name or path; repeatable; default: all.")
+@click.option("--offline", is_flag=True, help="Ship the wheels that a board installs from.")
+@click.option("--output", type=FILE, default=Path("dist"), show_default=True, help="Folder to write into.")
+def bundles_command(checkpoint: Path, chosen: tuple[str, ...], output: Path, *, offline: bool) -> None:
+    """Write what each target receives: its deepest rung in its default precision, as one file, and an index.
+
+    Artifacts of the same name are replaced.
+    """
+    for name in chosen or names():
+        target = load_target(name)
+        boards = offline and target.architecture == "arm64" and target.archive == "tar.gz"
+        wheels = download_wheels(target, output / ".wheels") if boards else []
+        with tempfile.TemporaryDirectory(prefix="bundle-") as scratch, _warnings_shown():
+            request = Export(
+                checkpoint=checkpoint, depth=AUTO, target=name, output=Path(scratch), require_verified=True
+            )
+            result = export(request, _progress)
+            _progress(f"packing for {target.name}")
+            entry = write_artifact(result.path, target, output, wheels=wheels, force=True)
+        index = update_index(output, entry)
+        click.echo(output / entry.name)
+    click.echo(index)
 
 
 @main.command("targets")
@@ -122,6 +181,8 @@ def targets_command(name: str | None) -> None:
     click.echo(f"  onnxruntime  {runtime.floor} or newer, tested with {runtime.tested}")
     click.echo(f"  precisions   {', '.join(target.precision.allowed)}; default {target.precision.default}")
     click.echo(f"  archive      {target.archive}")
+    if target.budget is not None:
+        click.echo(f"  budget       {_budget(target.budget)}")
 
 
 @main.command("plot")
@@ -146,6 +207,13 @@ def plot_command(checkpoint: Path, precisions: tuple[str, ...], output: Path) ->
     draw(sizes, (svg, png), f"{checkpoint.stem}: file size by depth")
     for path in (data, svg, png):
         click.echo(path)
+
+
+def _budget(budget: Budget) -> str:
+    """What a bundle may cost, in words."""
+    amounts = {"storage": budget.storage, "memory": budget.memory}
+    parts = [f"{size / 2**20:.0f} MiB of {what}" for what, size in amounts.items() if size is not None]
+    return ", ".join([*parts, *([f"{budget.context} tokens"] if budget.context else [])])
 
 
 def _progress(step: str) -> None:

@@ -6,6 +6,7 @@ configuration lacks takes the value it had before the key existed, and unknown k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -264,6 +265,8 @@ def _check_ranges(config: LadderConfig) -> None:
     for name in _NATURAL:
         if getattr(config, name) < 0:
             raise _fail(name, getattr(config, name), "it should not be negative")
+    if not math.isfinite(config.rope_theta):
+        raise _fail("rope_theta", config.rope_theta, "it should be finite")
     if config.num_layers < MINIMUM_DEPTH:
         raise _fail("num_layers", config.num_layers, "a ladder has at least two blocks")
     if 0 < config.sliding_window < config.qkv_conv_taps:

@@ -2,7 +2,7 @@
 
 A message names the thing, quotes the value and says what to do next. ``exit_code`` tells the class of
 failure to a shell: 3 checkpoint, 4 depth, 5 adapter, 6 precision, 7 verification, 8 output, 9 bundle,
-10 target (2 is click's own, for wrong usage).
+10 target, 11 budget (2 is click's own, for wrong usage).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "AdapterError",
     "AdapterMismatchError",
+    "BudgetError",
     "BundleError",
     "CheckpointError",
     "ConfigError",
@@ -154,3 +155,9 @@ class TargetError(ExporterError):
     """The target profile is unknown or cannot be used."""
 
     exit_code = 10
+
+
+class BudgetError(ExporterError):
+    """What was asked for cannot fit what the target allows."""
+
+    exit_code = 11

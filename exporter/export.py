@@ -11,15 +11,18 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Final, Literal
 
 import onnx_ir as ir
 
+from exporter.artifacts.aar import write_aar
+from exporter.budget import Fitting, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.config import HEADS, LadderConfig
 from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
-from exporter.graph import Source, build_model, build_readout, build_score, state_contract
+from exporter.footprint import Footprint
+from exporter.graph import POOLED, Source, build_model, build_readout, build_score, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, slice_ladder
@@ -29,15 +32,25 @@ from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
 
-__all__ = ["SHIPPED", "WEIGHTS", "Export", "ExportResult", "build", "export", "load_target", "scheme_of"]
+__all__ = [
+    "AUTO",
+    "SHIPPED",
+    "WEIGHTS",
+    "Export",
+    "ExportResult",
+    "build",
+    "export",
+    "load_target",
+    "scheme_of",
+]
 
 _ROOT = Path(__file__).resolve().parent.parent
 
 SHIPPED = _ROOT / "golden" / "pocket" / "pocket.safetensors"
 """The checkpoint that comes with the project."""
 
-POOLED = ("confidence",)
-"""Probe heads whose pooling the decoding graph carries along, so that they cost no second pass."""
+AUTO: Final = "auto"
+"""As a depth: the deepest rung that fits the target."""
 
 WEIGHTS, TOKENIZER = "weights.bin", "tokenizer.json"
 _LICENCE = "Apache-2.0"
@@ -48,12 +61,13 @@ _PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetenso
 class Export:
     """What to export, and how.
 
-    ``precision`` None takes the target's default; ``tokenizer`` None takes ``tokenizer.json`` beside the
-    checkpoint if there is one; ``output`` is the folder that the bundle's folder or archive goes into.
+    ``depth`` ``auto`` takes the deepest rung that the target's budget has room for; ``precision`` None takes
+    the target's default; ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is one;
+    ``output`` is the folder that the bundle's folder or archive goes into.
     """
 
     checkpoint: Path = SHIPPED
-    depth: int
+    depth: int | Literal["auto"]
     target: str = "host"
     precision: str | None = None
     adapters: tuple[Path, ...] = ()
@@ -77,6 +91,8 @@ class ExportResult:
     """Bytes of the weights file that the plan predicted, less padding."""
     written_bytes: int
     """Bytes of the weights file, less padding."""
+    footprint: Footprint
+    """What it costs on the device, as predicted."""
 
 
 def load_target(name: str) -> Target:
@@ -113,9 +129,7 @@ def scheme_of(target: Target, precision: str | None) -> Scheme:
             f"precision {name!r} is not one that target {target.name!r} takes: choose {', '.join(known)}."
         )
         raise PrecisionError(message)
-    layout = target.precision.quantisation(name)
-    scheme = PRECISIONS[name]
-    return scheme if layout is None else Scheme(name, scheme.bits, layout.block_size, layout.accuracy_level)
+    return scheme_for(target, name)
 
 
 def export(request: Export, progress: Callable[[str], None] = lambda _: None) -> ExportResult:
@@ -134,10 +148,13 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     scheme = scheme_of(target, request.precision)
     checkpoint = Checkpoint(request.checkpoint)
     base = fold(checkpoint, request.adapters, keep_confidence=request.keep_confidence)
-    ladder = slice_ladder(base, request.depth)
-    tokenizer = _tokenizer(request, ladder.config)
+    tokenizer = _tokenizer(request, base.config)
+    fitting = Fitting(base, target, tokenizer.stat().st_size if tokenizer is not None else 0)
+    depth = fitting.deepest(scheme.name) if request.depth == AUTO else request.depth
+    costs = fitting.require(depth, scheme.name)
+    ladder = slice_ladder(base, depth)
     plan = plan_precision(ladder.config, ladder.layout, scheme)
-    name = f"{request.checkpoint.stem}-d{request.depth}-{target.name}-{scheme.name}"
+    name = f"{request.checkpoint.stem}-d{depth}-{target.name}-{scheme.name}"
     folder = request.output / name
     output = archive_name(folder, target.archive) if request.archive else folder
     with staging(output, force=request.force) as stage:
@@ -170,6 +187,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             "precision": plan.to_json(),
             "graphs": _graphs(ladder, heads, all_logits=request.all_logits),
             "tokenizer": TOKENIZER if tokenizer is not None else None,
+            "footprint": costs.to_json(),
             "tokens": {"pad": ladder.config.pad_token_id, "eos": 1, "bos": 2, "unk": 3},
             "verification": report.to_json(),
             "versions": _versions(),
@@ -179,11 +197,12 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         write_sums(built)
         if request.archive:
             progress("packing")
-            pack(built, name, stage / output.name)
+            write = write_aar if target.archive == "aar" else pack
+            write(built, name, stage / output.name)
             built = stage / output.name
         publish(built, output)
     predicted = plan.total + constant_bytes(ladder.config, score=bool(heads))
-    return ExportResult(output, report, predicted, file.size - file.padding)
+    return ExportResult(output, report, predicted, file.size - file.padding, costs)
 
 
 def build(
@@ -214,11 +233,11 @@ def build(
 
 def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, identity: str) -> Report:
     """Verify with what there is: the reference, else stored cases, else not at all."""
-    if has_reference():
-        return verify_live(folder, ladder, plan)
-    from golden.cases.stored import stored_case  # noqa: PLC0415 - needed only without the reference
+    from golden.cases.stored import stored_case  # noqa: PLC0415 - read only here
 
     case = stored_case(identity)
+    if has_reference():
+        return verify_live(folder, ladder, plan, case.tokens if case is not None else None)
     if case is None:
         return Report(None)
     return verify_stored(folder, ladder.config, plan.scheme.name, case)

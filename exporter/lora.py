@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -64,7 +65,7 @@ class Adapter:
             )
             raise ForeignAdapterError(message)
         scale = metadata.get("scale")
-        if not isinstance(scale, int | float) or isinstance(scale, bool):
+        if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
             message = (
                 f"{self.path}: metadata entry 'scale' is {scale!r}, and should be alpha / rank, a number."
             )

@@ -16,23 +16,43 @@ from exporter.graph import CACHED, StateSpec, state_contract
 from exporter.graph.contract import pool_contract
 from exporter.ladder import Array
 
-__all__ = ["GraphSession", "Run", "States", "float_arithmetic", "open_session"]
+__all__ = ["Graph", "GraphSession", "Run", "States", "float_arithmetic", "open_session"]
 
 States = Mapping[str, NDArray[Any]]
 """Past states by name."""
 
 
-def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
-    """Load a graph on the CPU; its weights are mapped from the file beside it.
+class Graph(NamedTuple):
+    """A graph in memory, with the files of weights that it names."""
+
+    name: str
+    """For messages."""
+    model: bytes
+    files: Mapping[str, bytes]
+
+    def __str__(self) -> str:
+        """The name."""
+        return self.name
+
+
+def open_session(graph: Path | Graph, threads: int = 0) -> ort.InferenceSession:
+    """Load a graph on the CPU; the weights of one that is a file are mapped from the file beside it.
 
     Args:
-        path: the graph.
+        graph: path of the graph, or the graph itself.
         threads: threads within an operator; 0 leaves it to the runtime.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    model: Path | bytes
+    if isinstance(graph, Graph):
+        model, files = graph.model, list(graph.files.values())
+        sizes = [len(content) for content in files]
+        options.add_external_initializers_from_files_in_memory(list(graph.files), files, sizes)
+    else:
+        model = graph
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 class Run(NamedTuple):
@@ -47,9 +67,9 @@ class Run(NamedTuple):
 class GraphSession:
     """A decoding graph with the states of its contract."""
 
-    def __init__(self, path: Path, config: LadderConfig) -> None:
-        """Load the graph at ``path``; its inputs say which heads it pools for."""
-        self.session = open_session(path)
+    def __init__(self, graph: Path | Graph, config: LadderConfig) -> None:
+        """Load ``graph``; its inputs say which heads it pools for."""
+        self.session = open_session(graph)
         self._inputs = {value.name for value in self.session.get_inputs()}
         pooled = [h for h in HEADS if {state.past for state in pool_contract(config, h)} <= self._inputs]
         self.contract = state_contract(config, pooled)

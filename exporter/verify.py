@@ -20,7 +20,7 @@ from exporter.errors import VerificationError
 from exporter.graph import state_contract
 from exporter.ladder import Array, Ladder
 from exporter.precision import PrecisionPlan, StoredLadder
-from exporter.session import GraphSession, States, float_arithmetic, open_session
+from exporter.session import Graph, GraphSession, States, float_arithmetic, open_session
 
 if TYPE_CHECKING:
     from golden.cases.stored import StoredCase
@@ -76,7 +76,7 @@ class Report:
     """By what is compared (``arithmetic``, ``activations``, ``fidelity``), then by how it was run."""
     bounds: dict[str, Bound] = field(default_factory=dict)
     heads: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """By what is compared, by graph, greatest difference of each probe head's outputs."""
+    """By what is compared, by graph, greatest difference of each head's outputs, as a share of their size."""
 
     def judge(self, what: str, runs: Runs, reference: Sequence[Array], bound: Bound) -> None:
         """Compare runs with the reference's logits [T, V] per passage; rows of NaN are not known.
@@ -112,13 +112,15 @@ class Report:
         Raises:
             VerificationError: the bound is exceeded.
         """
-        found = {head: float(np.abs(value - outputs[head]).max()) for head, value in got.items()}
+        scale = {head: max(1.0, float(np.abs(output).max())) for head, output in outputs.items()}
+        found = {h: float(np.abs(value - outputs[h]).max()) / scale[h] for h, value in got.items()}
         self.heads.setdefault(what, {})[graph] = found
         for head, difference in found.items():
             if not difference <= bound:
                 message = (
                     f"{graph} fails the {what} check: its {head} differs from the reference's by "
-                    f"{difference:.3g} (bound {bound:g}). Nothing was written; try a finer --precision."
+                    f"{difference:.3g} of its size (bound {bound:g}). Nothing was written; try a finer "
+                    "--precision."
                 )
                 raise VerificationError(message)
 
@@ -196,7 +198,9 @@ def made_up_states(config: LadderConfig, passage: Passage) -> States | None:
     return states
 
 
-def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan) -> Report:
+def verify_live(
+    folder: Path, ladder: Ladder, plan: PrecisionPlan, prompt: Sequence[int] | None = None
+) -> Report:
     """Compare a bundle's graphs with the reference, run here.
 
     Three comparisons: *arithmetic*, the graph multiplying in float32 against the reference on the weights
@@ -207,6 +211,7 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan) -> Report:
         folder: of the graphs and the weights file.
         ladder: what was exported.
         plan: its storage.
+        prompt: golden prompt, longer than the sliding window; None takes seeded ids.
 
     Raises:
         VerificationError: a bound is exceeded.
@@ -214,11 +219,18 @@ def verify_live(folder: Path, ladder: Ladder, plan: PrecisionPlan) -> Report:
     from golden.reference import live  # noqa: PLC0415 - PyTorch, only where there is one
 
     config, scheme = ladder.config, plan.scheme
-    passages = passages_of(config)
+    passages = passages_of(config) if prompt is None else [Passage(tuple(prompt))]
     stored: Ladder = ladder if scheme.name == "fp32" else StoredLadder(ladder, plan)
 
     def reference(source: Ladder) -> list[live.Outputs]:
-        return [live.run(source, p.tokens, p.position, made_up_states(config, p)) for p in passages]
+        outputs = [live.run(source, p.tokens, p.position, made_up_states(config, p)) for p in passages]
+        if not all(np.isfinite(output.logits).all() for output in outputs):
+            message = (
+                "the reference's own logits are NaN or infinite, so that nothing can be compared with them. "
+                "Nothing was written; export a checkpoint from before the training diverged."
+            )
+            raise VerificationError(message)
+        return outputs
 
     exact = reference(stored)
     truth = exact if stored is ladder else reference(ladder)
@@ -265,7 +277,7 @@ Runs = dict[str, list[dict[int, Array]]]
 """Per way to run, per passage: logits [V] by number of the token."""
 
 
-def run_passages(graph: Path, config: LadderConfig, passages: Sequence[Passage]) -> Runs:
+def run_passages(graph: Path | Graph, config: LadderConfig, passages: Sequence[Passage]) -> Runs:
     """Run passages through a decoding graph at once, in uneven chunks and token by token."""
     session = GraphSession(graph, config)
     runs: Runs = {}
@@ -341,7 +353,7 @@ def _witness(passages: Sequence[Passage], truth: Sequence[Array]) -> list[dict[s
 
 
 def check_witness(
-    graph: Path, config: LadderConfig, scheme: str, witness: Sequence[Mapping[str, Any]]
+    graph: Path | Graph, config: LadderConfig, scheme: str, witness: Sequence[Mapping[str, Any]]
 ) -> float:
     """Run a bundle's decoding graph on its own witness.
 

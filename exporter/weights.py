@@ -77,18 +77,23 @@ class WeightFile:
         )
 
     def _append(self, data: NDArray[Any]) -> tuple[int, int]:
-        alignment = _PAGE if data.nbytes >= _LARGE else _ALIGNMENT
-        gap = -self._size % alignment
-        self._write(bytes(gap))
-        self.padding += gap
-        offset = self._size
+        start = self._size
+        offset, length = self._place(data.nbytes)
+        self._write(bytes(offset - start))
         self._write(data.reshape(-1).view(np.uint8).data)
-        return offset, data.nbytes
+        return offset, length
+
+    def _place(self, length: int) -> tuple[int, int]:
+        """Set a span of the file aside, behind what is there."""
+        gap = -self._size % (_PAGE if length >= _LARGE else _ALIGNMENT)
+        offset = self._size + gap
+        self.padding += gap
+        self._size = offset + length
+        return offset, length
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._digest.update(data)
-        self._size += len(data)
 
     @property
     def size(self) -> int:

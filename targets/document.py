@@ -35,7 +35,9 @@ LOWEST_RUNTIME = {
 }
 """The oldest ONNX Runtime that computes a ladder of each precision right, as measured."""
 
-ARCHIVES = ("tar.gz", "zip")
+ARCHIVES = ("tar.gz", "zip", "aar")
+ARCHITECTURES = ("arm64", "armv7", "any")
+_CPU = ("architecture", "classes")
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 ACCURACY_LEVELS = (0, 1, 4)
 LOWEST_OPSET = 21
@@ -64,6 +66,7 @@ def from_document(document: Mapping[str, object], file: str) -> Target:
     target = Target(
         name=root.text("name", NAME, "my-device"),
         description=root.text("description", r"\S(.*\S)?", "Boards with one core and no fan."),
+        architecture=root.table("cpu", _CPU).choice("architecture", ARCHITECTURES),
         cpus=_cpus(root),
         onnxruntime=_onnxruntime(root),
         precision=_precision(root),
@@ -84,7 +87,7 @@ def _cpus(root: Table) -> tuple[CpuClass, ...]:
             i8mm=table.flag("i8mm"),
             fp16=table.flag("fp16"),
         )
-        for table in root.table("cpu", ("classes",)).tables("classes", keys)
+        for table in root.table("cpu", _CPU).tables("classes", keys)
     )
 
 

@@ -27,7 +27,7 @@ class CpuClass:
     """One kind of core that devices of the target have, by its name in the emulator.
 
     Attributes:
-        name: The core, such as ``cortex-a53``, as ``qemu-aarch64 -cpu`` takes it.
+        name: The core, such as ``cortex-a53``, as the emulator's option ``-cpu`` takes it.
         dotprod: Whether it multiplies 8-bit integers four at a time (SDOT, UDOT).
         i8mm: Whether it multiplies 8-bit matrices (SMMLA, UMMLA).
         fp16: Whether it computes in half precision, rather than only converting.
@@ -94,7 +94,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a bundle may cost. Recorded, not enforced.
+    """What a bundle may cost; an export that is predicted to take more is refused.
 
     Attributes:
         storage: Bytes of the unpacked bundle.
@@ -114,15 +114,18 @@ class Target:
     Attributes:
         name: Short name, as given on the command line.
         description: One sentence about the devices that it stands for.
+        architecture: Instruction set of its programs, ``arm64`` or ``armv7``; ``any`` where the target is the
+            machine at hand.
         cpus: The kinds of core; empty where the target is the machine at hand.
         onnxruntime: The runtime's bounds.
         precision: The precisions and their layout.
-        archive: How the bundle's folder is packed, ``tar.gz`` or ``zip``.
+        archive: How the bundle's folder is packed, ``tar.gz``, ``zip`` or ``aar``.
         budget: What the bundle may cost, None where the profile sets nothing.
     """
 
     name: str
     description: str
+    architecture: str
     cpus: tuple[CpuClass, ...]
     onnxruntime: OnnxRuntime
     precision: Precision

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from exporter.graph.contract import StateSpec, state_contract
+from exporter.graph.contract import POOLED, StateSpec, state_contract
 from exporter.graph.model import CACHED, build_model
 from exporter.graph.readout import build_readout
 from exporter.graph.score import build_score
 from exporter.graph.source import Source
 
-__all__ = ["CACHED", "Source", "StateSpec", "build_model", "build_readout", "build_score", "state_contract"]
+__all__ = [
+    "CACHED",
+    "POOLED",
+    "Source",
+    "StateSpec",
+    "build_model",
+    "build_readout",
+    "build_score",
+    "state_contract",
+]

@@ -12,10 +12,13 @@ from exporter.config import LadderConfig
 from exporter.graph.attention import cache_width
 from exporter.layout import ENGRAM_TAPS
 
-__all__ = ["LOWEST", "StateSpec", "pool_contract", "state_contract"]
+__all__ = ["LOWEST", "POOLED", "StateSpec", "pool_contract", "state_contract"]
 
 LOWEST = -3.4028234663852886e38
 """The least finite float32."""
+
+POOLED = ("confidence",)
+"""Probe heads whose pooling the decoding graph carries along, so that they cost no second pass."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 import targets
+from tests.targets.documents import PACKAGE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_names_lists_every_device_class() -> None:
-    assert targets.names() == ("android", "host", "rpi-zero2w", "rpi4", "rpi5", "wearos")
+    assert targets.names() == ("android", "host", "rpi-zero2w", "rpi4", "rpi5", "wearos", "wearos-32")
 
 
 @pytest.mark.parametrize("name", targets.names())
@@ -46,7 +48,45 @@ def test_the_cores_of_a_device_are_in_its_profile() -> None:
         "rpi4": ["cortex-a72"],
         "rpi5": ["cortex-a76"],
         "wearos": ["cortex-a53", "cortex-a55"],
+        "wearos-32": ["cortex-a7"],
     }
+
+
+def test_programs_are_64_bit_but_for_the_watches_that_are_not() -> None:
+    found = {name: targets.load(name).architecture for name in targets.names()}
+    assert {name for name, kind in found.items() if kind == "any"} == {"host"}
+    assert {name for name, kind in found.items() if kind == "armv7"} == {"wearos-32"}
+    assert set(found.values()) == {"any", "armv7", "arm64"}
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_every_device_has_a_whole_budget_and_the_host_none(name: str) -> None:
+    budget = targets.load(name).budget
+    if name == "host":
+        assert budget is None
+    else:
+        assert budget is not None
+        assert None not in (budget.storage, budget.memory, budget.context)
+
+
+def test_a_budget_is_argued_for_above_it() -> None:
+    for name in set(targets.names()) - {"host"}:
+        above, _, _ = (PACKAGE / f"{name}.toml").read_text(encoding="utf-8").partition("[budget]")
+        argument = above.rpartition("\n\n")[2]
+        assert argument.startswith("# "), name
+        assert re.search(r"\d+ [MG]B", argument), name
+
+
+def test_smaller_devices_allow_less() -> None:
+    order = ["wearos-32", "wearos", "rpi-zero2w", "android", "rpi4"]
+    budgets = [targets.load(name).budget or targets.Budget() for name in order]
+    memory = [budget.memory or 0 for budget in budgets]
+    assert memory == sorted(set(memory))
+
+
+@pytest.mark.parametrize(("name", "archive"), [("rpi4", "tar.gz"), ("wearos", "aar"), ("android", "aar")])
+def test_boards_unpack_an_archive_and_apps_depend_on_a_library(name: str, archive: str) -> None:
+    assert targets.load(name).archive == archive
 
 
 def test_a_core_has_the_same_facts_in_every_profile() -> None:
@@ -57,9 +97,7 @@ def test_a_core_has_the_same_facts_in_every_profile() -> None:
     assert {core: len(versions) for core, versions in facts.items()} == dict.fromkeys(facts, 1)
 
 
-def test_load_reads_a_path_from_the_current_directory(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_reads_a_path_from_the_current_directory(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(lambda document: document | {"name": "mine"})
     monkeypatch.chdir(path.parent)
     assert targets.load(f"./{path.name}").name == "mine"
@@ -73,9 +111,7 @@ def test_the_projects_profiles_are_found_from_any_directory(
     assert targets.load("rpi4").name == "rpi4"
 
 
-def test_a_name_wins_over_a_file_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rpi4").write_text("name = 'other'", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert targets.load("rpi4").name == "rpi4"
@@ -109,9 +145,7 @@ def test_every_budget_may_be_absent(write: Write) -> None:
     assert targets.load("host").budget is None
 
 
-@pytest.mark.parametrize(
-    ("asked", "meant"), [("rpi-4", "rpi4"), ("WearOS", "wearos"), ("androd", "android")]
-)
+@pytest.mark.parametrize(("asked", "meant"), [("rpi-4", "rpi4"), ("WearOS", "wearos"), ("androd", "android")])
 def test_an_unknown_name_is_quoted_with_the_closest_known(asked: str, meant: str) -> None:
     with pytest.raises(targets.UnknownTargetError) as caught:
         targets.load(asked)

@@ -38,9 +38,7 @@ def run(
         nodes,
         "one",
         [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
             for name, value in feeds.items()
         ],
         [helper.make_tensor_value_info("y", dtype, None)],

@@ -16,14 +16,13 @@ from targets.document import from_document
 from tests.targets.documents import PACKAGE, changed, document_of
 from tests.targets.test_validation import BROKEN, CONFLICTING
 
-VALIDATOR = jsonschema.Draft202012Validator(
-    json.loads((PACKAGE / "schema.json").read_text(encoding="utf-8"))
-)
+VALIDATOR = jsonschema.Draft202012Validator(json.loads((PACKAGE / "schema.json").read_text(encoding="utf-8")))
 
 KEYS = [
     "name",
     "description",
     "cpu",
+    "cpu.architecture",
     "cpu.classes",
     "cpu.classes.0",
     "cpu.classes.0.name",
@@ -52,9 +51,7 @@ KEYS = [
 SCALARS: st.SearchStrategy[Any] = (
     st.sampled_from(["", "mine", "1.24.1", "1.24", "int4", "fp64", "zip", "8 MiB", "8 MB", "0 MiB"])
     | st.sampled_from([-1, 0, 1, 4, 9, 10, 16, 20, 21, 24, 64, 0.5, True, False])
-    | st.sampled_from(
-        [tomllib.loads("d = 2026-01-01")["d"], ["int4"], ["int4", "int8"], ["int4", "int4"]]
-    )
+    | st.sampled_from([tomllib.loads("d = 2026-01-01")["d"], ["int4"], ["int4", "int8"], ["int4", "int4"]])
 )
 VALUES = (
     SCALARS

@@ -1,0 +1,140 @@
+"""Whether an export fits its target, and which one would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from exporter.config import MINIMUM_DEPTH
+from exporter.errors import BudgetError
+from exporter.footprint import Footprint, footprint
+from exporter.ladder import Ladder, slice_ladder
+from exporter.precision import PRECISIONS, Scheme, plan_precision
+from targets import Budget, Target
+
+__all__ = ["Fitting", "scheme_for"]
+
+_MIB = 1 << 20
+
+
+def scheme_for(target: Target, precision: str) -> Scheme:
+    """A precision, laid out as the target asks."""
+    layout, scheme = target.precision.quantisation(precision), PRECISIONS[precision]
+    if layout is None:
+        return scheme
+    return Scheme(precision, scheme.bits, layout.block_size, layout.accuracy_level)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A ladder beside the budget of a target.
+
+    ``tokenizer`` is the number of bytes of the tokenizer's file, 0 for none.
+    """
+
+    ladder: Ladder
+    target: Target
+    tokenizer: int = 0
+    _known: dict[tuple[int, str], Footprint] = field(default_factory=dict, init=False, repr=False)
+
+    def require(self, depth: int, precision: str) -> Footprint:
+        """Predict what an export costs, and refuse it if that is more than the target allows.
+
+        Args:
+            depth: rung of the ladder.
+            precision: one that the target takes.
+
+        Raises:
+            BudgetError: it cannot fit; the message says by how much, and what would.
+            DepthError: the depth is not on the ladder.
+        """
+        found = self.footprint(depth, precision)
+        over = list(_excess(found, self._budget))
+        if over:
+            message = (
+                f"depth {depth} in {precision} does not fit target {self.target.name!r}: it takes "
+                f"{' and '.join(over)}. {self._remedy(depth, precision)}"
+            )
+            raise BudgetError(message)
+        return found
+
+    def deepest(self, precision: str) -> int:
+        """The deepest rung that fits.
+
+        Raises:
+            BudgetError: not even the shallowest does.
+        """
+        top = self.ladder.config.num_layers
+        if self._fits(top, precision):
+            return top
+        deepest = _last(MINIMUM_DEPTH, top - 1, lambda depth: self._fits(depth, precision))
+        if deepest is None:
+            self.require(MINIMUM_DEPTH, precision)
+            raise AssertionError(top)
+        return deepest
+
+    def footprint(self, depth: int, precision: str) -> Footprint:
+        """Predict what the bundle of a depth and precision costs."""
+        if (depth, precision) not in self._known:
+            sliced = slice_ladder(self.ladder, depth)
+            plan = plan_precision(sliced.config, sliced.layout, scheme_for(self.target, precision))
+            context = self._budget.context or sliced.config.max_seq_len
+            self._known[depth, precision] = footprint(sliced, plan, context, tokenizer=self.tokenizer)
+        return self._known[depth, precision]
+
+    @property
+    def _budget(self) -> Budget:
+        return self.target.budget or Budget()
+
+    def _fits(self, depth: int, precision: str) -> bool:
+        return not any(_excess(self.footprint(depth, precision), self._budget))
+
+    def _remedy(self, depth: int, precision: str) -> str:
+        """What to ask for instead."""
+        offers = []
+        shallower = _last(MINIMUM_DEPTH, depth - 1, lambda d: self._fits(d, precision))
+        if shallower is not None:
+            offers.append(f"--depth {shallower} (or less) in {precision}")
+        narrower = next((p for p in self._narrower(precision) if self._fits(depth, p)), None)
+        if narrower is not None:
+            offers.append(f"--precision {narrower} at depth {depth}")
+        if offers:
+            return f"What fits: {', or '.join(offers)}."
+        for name in self._narrower(precision):
+            shallower = _last(MINIMUM_DEPTH, depth - 1, partial(self._fits, precision=name))
+            if shallower is not None:
+                return f"What fits: --depth {shallower} (or less) in {name}."
+        return "No depth of this ladder fits it in any precision that it takes; choose another target."
+
+    def _narrower(self, precision: str) -> Iterator[str]:
+        """Precisions of fewer bits that the target takes, widest first."""
+        bits = PRECISIONS[precision].bits
+        allowed = [PRECISIONS[name] for name in self.target.precision.allowed if name in PRECISIONS]
+        narrower = sorted((scheme for scheme in allowed if scheme.bits < bits), key=lambda s: -s.bits)
+        return (scheme.name for scheme in narrower)
+
+
+def _last(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """The greatest number from ``low`` to ``high`` for which it holds, given that it stops holding once."""
+    found = None
+    while low <= high:
+        middle = (low + high) // 2
+        if holds(middle):
+            found, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return found
+
+
+def _excess(found: Footprint, budget: Budget) -> Iterator[str]:
+    """What is more than the budget, in words."""
+    for what, takes, allowed in (
+        ("storage", found.storage, budget.storage),
+        ("memory", found.memory.total, budget.memory),
+    ):
+        if allowed is not None and takes > allowed:
+            yield (
+                f"{takes / _MIB:.1f} MiB of {what}, {(takes - allowed) / _MIB:.1f} more than the "
+                f"{allowed / _MIB:.1f} that it allows"
+            )
