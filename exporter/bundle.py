@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from exporter.errors import (
@@ -34,7 +32,6 @@ __all__ = [
     "check_sums",
     "describe",
     "files_of",
-    "open_bundle",
     "pack",
     "publish",
     "staging",
@@ -46,17 +43,6 @@ DESCRIPTION, SUMS, RUNTIME = "bundle.json", "SHA256SUMS", "runtime_py"
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o644
-
-_UNREADABLE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-)
-"""What the libraries raise for archives that are damaged, encrypted or packed by another method."""
 
 
 @contextmanager
@@ -176,59 +162,6 @@ def pack(folder: Path, name: str, archive: Path) -> None:
             entry.size, entry.mode = path.stat().st_size, _MODE
             with path.open("rb") as source:
                 tar.addfile(entry, source)
-
-
-@contextmanager
-def open_bundle(path: Path) -> Iterator[Path]:
-    """The folder of a bundle; an archive is unpacked into a temporary one while the context lasts.
-
-    Raises:
-        NotABundleError: there is no bundle of a known version.
-    """
-    if path.is_dir():
-        yield path
-        return
-    with tempfile.TemporaryDirectory(prefix="bundle-") as scratch:
-        folder = Path(scratch)
-        try:
-            for name, data in _members(path):
-                (folder / name).parent.mkdir(exist_ok=True)
-                with (folder / name).open("wb") as target:
-                    shutil.copyfileobj(data, target, _CHUNK)
-        except _UNREADABLE as error:
-            message = (
-                f"{path}: cannot be read as a bundle ({error}). Give a bundle's folder, .tar.gz or .zip."
-            )
-            raise NotABundleError(message) from error
-        yield folder
-
-
-def _members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and data of an archive's files, refusing any that would leave the one folder."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as zipped:
-            for info in zipped.infolist():
-                with zipped.open(info) as data:
-                    yield _inside(path, info.filename, plain=not info.is_dir()), data
-        return
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            name = _inside(path, member.name, plain=member.isreg())
-            yield name, archive.extractfile(member) or io.BytesIO()
-
-
-def _inside(archive: Path, name: str, *, plain: bool) -> str:
-    """The file's name in the bundle, where its path is ``bundle/name`` or ``bundle/runtime_py/name``."""
-    parts = PurePosixPath(name).parts
-    inner = parts[1:]
-    known = len(inner) == 1 or inner[:-1] == (RUNTIME,)
-    if not plain or not known or ".." in parts or name.startswith("/") or "\\" in name:
-        message = (
-            f"{archive}: its entry {name!r} is no file of one bundle folder, and nothing was unpacked. "
-            "Give an archive that the exporter wrote."
-        )
-        raise NotABundleError(message)
-    return "/".join(inner)
 
 
 def check_sums(folder: Path) -> dict[str, Any]:

@@ -6,24 +6,21 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from exporter.artifacts import download_wheels, read_archive, update_index, write_artifact
-from exporter.bundle import check_sums
+from exporter.artifacts import download_wheels, update_index, write_artifact
 from exporter.checkpoint import Checkpoint
-from exporter.config import LadderConfig
 from exporter.errors import ExporterError
 from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
 from exporter.plot import draw, measure, require_matplotlib, write_csv
 from exporter.precision import PRECISIONS
-from exporter.session import Graph
-from exporter.verify import check_witness
+from exporter.recheck import recheck
 from targets import Budget, names
 
 __all__ = ["main"]
@@ -122,21 +119,10 @@ def verify_command(bundle: Path) -> None:
 
     BUNDLE is a folder, or an archive that holds one; an archive is checked without being unpacked.
     """
-    graph: Path | Graph
-    if bundle.is_dir():
-        description: Mapping[str, Any] = check_sums(bundle)
-        graph = bundle / description["graphs"]["decode"]["file"]
-    else:
-        archive = read_archive(bundle)
-        description = archive.description
-        graph = archive.graph(description["graphs"]["decode"]["file"])
-    verification = description["verification"]
-    if verification["status"] != "verified":
+    worst = recheck(bundle)
+    if worst is None:
         click.echo(f"{bundle}: files intact; its numbers were never verified, and carry no witness")
         return
-    config = LadderConfig.from_json(description["configuration"])
-    scheme = description["precision"]["scheme"]["name"]
-    worst = check_witness(graph, config, scheme, verification["witness"])
     click.echo(f"{bundle}: files intact; logits within {worst:.2g} of their spread of the reference's")
 
 

@@ -30,4 +30,4 @@ def own_bound(precision: str) -> Bound:
 
 def head_bound(cpu: CpuClass, precision: str) -> float:
     """Bound on a probe head's outputs, against the reference on the weights as stored, as a share of them."""
-    return HEADS[precision if cpu.dotprod else "fp32"]
+    return HEADS[precision if cpu.dotprod and precision in QUANTISED else "fp32"]

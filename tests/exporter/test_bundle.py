@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
-import io
 import json
 import os
 import shutil
@@ -19,11 +17,9 @@ import pytest
 
 from exporter import bundle as module
 from exporter.bundle import (
-    archive_name,
     check_sums,
     describe,
     files_of,
-    open_bundle,
     pack,
     publish,
     staging,
@@ -104,25 +100,6 @@ def test_an_archive_is_the_same_bytes_whatever_the_files_times(
     assert archives[0].read_bytes() == archives[1].read_bytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_archive_is_opened_as_the_folder_it_was(kind: str, folder: Path, tmp_path: Path) -> None:
-    archive = archive_name(folder, kind)
-    assert archive == tmp_path / f"{folder.name}.{kind}"
-    pack(folder, folder.name, archive)
-    with open_bundle(archive) as opened:
-        scratch = opened
-        assert check_sums(opened) == check_sums(folder)
-        for name in files_of(folder):
-            assert (opened / name).read_bytes() == (folder / name).read_bytes()
-    assert not scratch.exists()
-
-
-def test_a_folder_is_opened_as_it_is(folder: Path) -> None:
-    with open_bundle(folder) as opened:
-        assert opened == folder
-    assert folder.exists()
-
-
 def test_a_zip_can_be_mapped(folder: Path, tmp_path: Path) -> None:
     pack(folder, "b", tmp_path / "b.zip")
     with zipfile.ZipFile(tmp_path / "b.zip") as file:
@@ -138,137 +115,6 @@ def test_a_tar_holds_plain_files_of_nobody(folder: Path, tmp_path: Path) -> None
         member.isreg() and (member.uid, member.uname, member.mtime) == (0, "", 0) for member in members
     )
     assert {member.mode for member in members} == {0o644}
-
-
-def _tar(path: Path, *members: tuple[str, bytes | None, bytes]) -> Path:
-    """A tar of (name, content or None for a link, type)."""
-    with tarfile.open(path, "w:gz") as file:
-        for name, content, kind in members:
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.size = kind, len(content or b"")
-            entry.linkname = "" if content is not None else "/etc/passwd"
-            file.addfile(entry, io.BytesIO(content or b""))
-    return path
-
-
-def _zip(path: Path, *names: str) -> Path:
-    with zipfile.ZipFile(path, "w") as file:
-        for name in names:
-            file.writestr(name, b"x")
-    return path
-
-
-ESCAPES: list[tuple[str, Callable[[Path], Path]]] = [
-    ("b/../../evil", lambda p: _tar(p, ("b/x", b"", b"0"), ("b/../../evil", b"", b"0"))),
-    ("../evil", lambda p: _tar(p, ("../evil", b"x", tarfile.REGTYPE))),
-    ("/b/evil", lambda p: _tar(p, ("/b/evil", b"x", tarfile.REGTYPE))),
-    ("evil", lambda p: _tar(p, ("evil", b"x", tarfile.REGTYPE))),
-    ("b/c/evil", lambda p: _tar(p, ("b/c/evil", b"x", tarfile.REGTYPE))),
-    ("b/runtime_py/../evil", lambda p: _tar(p, ("b/runtime_py/../evil", b"x", tarfile.REGTYPE))),
-    ("b/runtime_py/deep/evil", lambda p: _tar(p, ("b/runtime_py/deep/evil", b"x", tarfile.REGTYPE))),
-    ("b/model.onnx", lambda p: _tar(p, ("b/model.onnx", None, tarfile.SYMTYPE))),
-    ("b/model.onnx", lambda p: _tar(p, ("b/model.onnx", None, tarfile.LNKTYPE))),
-    ("b/fifo", lambda p: _tar(p, ("b/fifo", b"", tarfile.FIFOTYPE))),
-    ("b/device", lambda p: _tar(p, ("b/device", b"", tarfile.CHRTYPE))),
-    ("b/sub", lambda p: _tar(p, ("b/sub", b"", tarfile.DIRTYPE))),
-    ("../evil", lambda p: _zip(p, "b/model.onnx", "../evil")),
-    ("/b/evil", lambda p: _zip(p, "/b/evil")),
-    ("b/..\\..\\evil", lambda p: _zip(p, "b/..\\..\\evil")),
-    ("b/", lambda p: _zip(p, "b/")),
-    ("b/x/evil", lambda p: _zip(p, "b/x/evil")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "make"), ESCAPES)
-def test_an_entry_that_leaves_the_folder_is_refused(
-    name: str, make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "inner"
-    folder.mkdir()
-    archive = make(folder / "archive")
-    with pytest.raises(NotABundleError) as caught, open_bundle(archive):
-        pytest.fail("the archive was opened")
-    assert f"{archive}: its entry {name!r} is no file of one bundle folder" in str(caught.value)
-    assert caught.value.exit_code == 9
-    assert [path.name for path in folder.iterdir()] == ["archive"]
-    assert [path.name for path in tmp_path.iterdir()] == ["inner"]
-
-
-def _truncated(kind: str) -> Callable[[Path, Path], None]:
-    def make(folder: Path, path: Path) -> None:
-        whole = path.with_name(f"whole.{kind}")
-        pack(folder, "b", whole)
-        path.write_bytes(whole.read_bytes()[:-200])
-        whole.unlink()
-
-    return make
-
-
-def _missing(_: Path, path: Path) -> None:
-    assert not path.exists()
-
-
-def _text(_: Path, path: Path) -> None:
-    path.write_text("no archive\n" * 9, encoding="utf-8")
-
-
-def _gzipped_text(_: Path, path: Path) -> None:
-    path.write_bytes(gzip.compress(b"no tar inside\n" * 90))
-
-
-def _empty(_: Path, path: Path) -> None:
-    path.touch()
-
-
-@pytest.mark.parametrize(
-    "make", [_truncated("tar.gz"), _truncated("zip"), _missing, _text, _gzipped_text, _empty]
-)
-def test_what_is_no_archive_is_refused(
-    make: Callable[[Path, Path], None], folder: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "given"
-    make(folder, path)
-    with pytest.raises(NotABundleError) as caught, open_bundle(path) as opened:
-        check_sums(opened)
-    assert str(caught.value).startswith(f"{path}: cannot be read as a bundle (")
-    assert "Give a bundle's folder, .tar.gz or .zip." in str(caught.value)
-
-
-def test_an_encrypted_archive_is_refused(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "b.zip"
-    pack(folder, "b", path)
-    data = bytearray(path.read_bytes())
-    # The flag of encryption, in the central directory and before each entry.
-    for mark, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
-        start = data.find(mark)
-        while start >= 0:
-            data[start + place] |= 1
-            start = data.find(mark, start + 1)
-    path.write_bytes(data)
-    with pytest.raises(NotABundleError, match="encrypted"), open_bundle(path):
-        pytest.fail("the archive was opened")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_byte_of_an_archive_is_noticed_wherever_it_is(
-    kind: str, folder: Path, tmp_path: Path
-) -> None:
-    archive = tmp_path / f"b.{kind}"
-    pack(folder, "b", archive)
-    data = archive.read_bytes()
-    for place in range(0, len(data), max(1, len(data) // 200)):
-        broken = bytearray(data)
-        broken[place] ^= 0x55
-        archive.write_bytes(broken)
-        try:
-            with open_bundle(archive) as opened:
-                # A header's byte may mean nothing; then the content is what it was.
-                assert check_sums(opened) == check_sums(folder)
-        except (NotABundleError, TamperedBundleError):
-            pass
-
-
-# Checking.
 
 
 def _altered(folder: Path) -> str:

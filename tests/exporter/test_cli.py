@@ -421,3 +421,20 @@ def test_the_version_is_that_of_the_package(run: Run) -> None:
     result = run("--version")
     assert result.exit_code == 0
     assert result.stdout == f"exporter, version {installed}\n"
+
+
+@pytest.mark.parametrize("missing", ["graphs", "verification", "precision", "configuration"])
+def test_a_description_that_lacks_a_part_is_no_bundle(
+    missing: str, checkpoint: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    exported = run("--checkpoint", checkpoint, "--depth", 2, "--output", tmp_path)
+    bundle = Path(exported.stdout.strip().splitlines()[-1])
+    path = bundle / "bundle.json"
+    description = json.loads(path.read_text("utf-8"))
+    del description[missing]
+    path.write_text(json.dumps(description), encoding="utf-8")
+    (bundle / "SHA256SUMS").unlink()
+    write_sums(bundle)
+    verified = run("verify", bundle)
+    assert verified.exit_code == 9
+    assert f"lacks or garbles what a check needs (KeyError('{missing}'))" in verified.stderr
