@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Size", "draw", "measure", "read_csv", "require_matplotlib", "write_csv"]
 
 _MEGA = 1e6
+_HEADROOM = 1.3
+"""Height of the picture over its highest point, for the labels."""
+
 _COLOURS = {"fp32": "#4c4c4c", "fp16": "#7a5195", "int8": "#2a6f97", "int4": "#d1495b"}
 
 
@@ -142,11 +145,12 @@ def _decorate(axes: Axes, sizes: Sequence[Size], title: str) -> None:
             axes.axvline(after.depth, color="#bbbbbb", linewidth=0.8, zorder=0)
             axes.annotate(
                 "engram site",
-                (after.depth, 0.02),
+                (after.depth, 0.98),
                 xycoords=("data", "axes fraction"),
                 xytext=(2, 0),
                 textcoords="offset points",
                 rotation="vertical",
+                verticalalignment="top",
                 fontsize=7,
                 color="#777777",
             )
@@ -154,7 +158,7 @@ def _decorate(axes: Axes, sizes: Sequence[Size], title: str) -> None:
     axes.set_xlabel("depth (blocks kept)")
     axes.set_ylabel("graphs and weights, MB")
     axes.set_xticks([size.depth for size in first])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, _HEADROOM * max(size.total for size in sizes) / _MEGA)
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, title="dotted: blocks alone")
