@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,18 @@ def describe(folder: Path, description: dict[str, Any]) -> None:
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
 
-def write_sums(folder: Path) -> None:
-    """Write ``SHA256SUMS`` of every other file, in the format of sha256sum."""
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in files_of(folder)]
+def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write ``SHA256SUMS`` of every other file, in the format of sha256sum.
+
+    Args:
+        folder: the bundle.
+        known: digests taken while a file was written, by name, so that a large one is not read again.
+    """
+    digests = {
+        name: _sha256(folder / name) for name in files_of(folder) if name not in {SUMS, *(known or {})}
+    }
+    digests |= known or {}
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for name in files_of(folder):
         (folder / name).chmod(_MODE)

@@ -19,13 +19,14 @@ from exporter.artifacts.aar import write_aar
 from exporter.budget import Fitting, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
 from exporter.checkpoint import Checkpoint
-from exporter.config import HEADS, LadderConfig
+from exporter.config import LadderConfig
 from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
 from exporter.footprint import Footprint
-from exporter.graph import POOLED, Source, build_model, build_readout, build_score, state_contract
+from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, slice_ladder
+from exporter.layout import heads_in
 from exporter.lora import fold
 from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, plan_precision
 from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify_live, verify_stored
@@ -194,7 +195,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             "licence": {"exporter": _LICENCE, "weights": _weights_licence(checkpoint)},
         }
         describe(built, description)
-        write_sums(built)
+        write_sums(built, {WEIGHTS: file.sha256})
         if request.archive:
             progress("packing")
             write = write_aar if target.archive == "aar" else pack
@@ -219,10 +220,10 @@ def build(
     Returns:
         The heads of the scoring graph, and the weights file, closed.
     """
-    heads = [head for head in HEADS if f"{head}_head/probes" in ladder.layout]
+    heads = heads_in(ladder.layout)
     with WeightFile(folder / WEIGHTS) as file:
         source = Source(ladder, plan, file)
-        pooled = [head for head in heads if head in POOLED]
+        pooled = pooled_of(heads)
         ir.save(build_model(source, all_logits=all_logits, pooled=pooled), folder / MODEL)
         if heads:
             ir.save(build_score(source, heads), folder / SCORE)
@@ -304,7 +305,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 def _graphs(ladder: Ladder, heads: list[str], *, all_logits: bool) -> dict[str, Any]:
     """The graphs and their contract."""
-    pooled = [head for head in heads if head in POOLED]
+    pooled = pooled_of(heads)
     graphs: dict[str, Any] = {
         "weights": WEIGHTS,
         "decode": {

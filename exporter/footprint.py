@@ -16,10 +16,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from exporter.config import HEADS, LadderConfig
-from exporter.graph import POOLED, Source, build_model, state_contract
+from exporter.config import LadderConfig
+from exporter.graph import Source, build_model, pooled_of, state_contract
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder
+from exporter.layout import heads_in
 from exporter.precision import PrecisionPlan
 from exporter.weights import WeightFile
 
@@ -111,11 +112,11 @@ def footprint(
     """
     config = ladder.config
     context = min(context, config.max_seq_len)
-    pooled = [head for head in POOLED if f"{head}_head/probes" in ladder.layout]
+    pooled = pooled_of(heads_in(ladder.layout))
     file = _Sizes()
     model = build_model(Source(ladder, plan, file), pooled=pooled)
     held = _held(model)
-    scored = any(f"{head}_head/probes" in ladder.layout for head in HEADS)
+    scored = bool(heads_in(ladder.layout))
     graph = len(ir.to_proto(model).SerializeToString())
     weights = plan.total + constant_bytes(config, score=scored) + file.padding
     caches = _caches(config, pooled, context, min(chunk, context))

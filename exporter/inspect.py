@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from exporter.checkpoint import Checkpoint
-from exporter.config import HEADS
 from exporter.ladder import Ladder, plan_slice, slice_ladder
-from exporter.layout import Part
+from exporter.layout import Part, heads_in
 
 __all__ = ["as_text", "inspect"]
 
@@ -29,7 +28,7 @@ def inspect(checkpoint: Checkpoint, depth: int | None = None) -> dict[str, Any]:
         "file": checkpoint.path.name,
         "dtypes": sorted(set(checkpoint.dtypes.values())),
         "step": checkpoint.step,
-        "heads": [head for head in HEADS if f"{head}_head/probes" in checkpoint.layout],
+        "heads": heads_in(checkpoint.layout),
         "configuration": checkpoint.config.to_json(),
         "parameters": {str(d): _parameters(slice_ladder(checkpoint, d)) for d in range(2, total + 1)},
     }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from exporter.config import MINIMUM_DEPTH, LadderConfig
 from exporter.errors import DepthError, NotFiniteError
-from exporter.layout import Axis, TensorSpec, layout
+from exporter.layout import Axis, TensorSpec, heads_in, layout
 
 __all__ = [
     "Array",
@@ -156,8 +156,7 @@ class SlicedLadder(Ladder):
         self.parent = parent
         self.plan = plan
         self.config = sliced_config(parent.config, plan)
-        heads = {name.partition("_head/")[0] for name in parent.layout if "_head/" in name}
-        specs = layout(self.config, heads)
+        specs = layout(self.config, heads_in(parent.layout))
         self.layout = {n: s for n, s in specs.items() if self._source(n) in parent.layout}
 
     def _source(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ __all__ = [
     "Part",
     "TensorSpec",
     "head_of",
+    "heads_in",
     "layout",
 ]
 
@@ -87,6 +88,11 @@ def head_of(name: str) -> str | None:
         if name.startswith(f"{head}_head/"):
             return head
     return None
+
+
+def heads_in(names: Container[str]) -> list[str]:
+    """The probe heads whose tensors are among ``names``, in the order of :data:`~exporter.config.HEADS`."""
+    return [head for head in HEADS if f"{head}_head/probes" in names]
 
 
 def layout(config: LadderConfig, heads: Iterable[str] = HEADS) -> dict[str, TensorSpec]:

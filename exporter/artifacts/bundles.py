@@ -69,7 +69,6 @@ def _add_papers(folder: Path, target: Target, description: dict[str, Any], *, py
 
 def _sums(folder: Path) -> dict[str, str]:
     """Sum all files anew; returns the sums by name."""
-    (folder / SUMS).unlink()
     write_sums(folder)
     lines = (folder / SUMS).read_text("utf-8").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

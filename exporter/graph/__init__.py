@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.graph.contract import POOLED, StateSpec, state_contract
+from exporter.graph.contract import StateSpec, pooled_of, state_contract
 from exporter.graph.model import CACHED, build_model
 from exporter.graph.readout import build_readout
 from exporter.graph.score import build_score
@@ -10,11 +10,11 @@ from exporter.graph.source import Source
 
 __all__ = [
     "CACHED",
-    "POOLED",
     "Source",
     "StateSpec",
     "build_model",
     "build_readout",
     "build_score",
+    "pooled_of",
     "state_contract",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,13 +12,18 @@ from exporter.config import LadderConfig
 from exporter.graph.attention import cache_width
 from exporter.layout import ENGRAM_TAPS
 
-__all__ = ["LOWEST", "POOLED", "StateSpec", "pool_contract", "state_contract"]
+__all__ = ["LOWEST", "POOLED", "StateSpec", "pool_contract", "pooled_of", "state_contract"]
 
 LOWEST = -3.4028234663852886e38
 """The least finite float32."""
 
 POOLED = ("confidence",)
 """Probe heads whose pooling the decoding graph carries along, so that they cost no second pass."""
+
+
+def pooled_of(heads: Iterable[str]) -> list[str]:
+    """Those of a ladder's heads whose pooling its decoding graph carries along."""
+    return [head for head in heads if head in POOLED]
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,9 @@ class StateSpec:
         """The dtype as onnx_ir has it."""
         return ir.DataType[{"float32": "FLOAT", "int64": "INT64"}[self.dtype]]
 
-    def graph_shape(self, growing: str) -> list[int | str]:
-        """The shape with the growing axis named."""
+    def graph_shape(self, time: str) -> list[int | str]:
+        """The shape with the growing axis named; ``time`` is past or present."""
+        growing = f"{time}_{'local' if self.window else 'global'}_positions"
         return [growing if axis == self.grows else extent for axis, extent in enumerate(self.shape)]
 
 

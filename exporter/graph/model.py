@@ -112,15 +112,13 @@ def build_model(source: Source, *, all_logits: bool = False, pooled: Sequence[st
         inputs[CACHED[kind]] = builder.input(CACHED[kind], ir.DataType.INT64, [1])
     contract = state_contract(config, pooled)
     for state in contract:
-        growing = "local_positions" if state.window else "global_positions"
-        shape = state.graph_shape(f"past_{growing}")
+        shape = state.graph_shape("past")
         inputs[state.past] = builder.input(state.past, state.element_type, shape)
     logits, present = LadderModel(source, pooled)(builder.op, ids, inputs, all_logits=all_logits)
     builder.add_output(logits, "logits")
     describe(logits, ir.DataType.FLOAT, [1, "tokens" if all_logits else 1, config.logits_width])
     for state in contract:
-        growing = "local_positions" if state.window else "global_positions"
         value = present[state.present]
         builder.add_output(value, state.present)
-        describe(value, state.element_type, state.graph_shape(f"present_{growing}"))
+        describe(value, state.element_type, state.graph_shape("present"))
     return finish(builder)

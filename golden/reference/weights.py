@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from exporter.config import HEADS, LadderConfig
+from exporter.config import LadderConfig
 from exporter.ladder import Array, Ladder, SlicedLadder, SlicePlan
-from exporter.layout import BLOCK, STACK, head_of, layout
+from exporter.layout import BLOCK, STACK, head_of, heads_in, layout
 
 __all__ = ["TensorLadder", "Weights"]
 
@@ -46,15 +46,11 @@ class Weights:
     @property
     def heads(self) -> tuple[str, ...]:
         """Probe heads that the ladder carries."""
-        return tuple(h for h in HEADS if f"{h}_head/probes" in self.ladder.layout)
+        return tuple(heads_in(self.ladder.layout))
 
     def sliced(self, plan: SlicePlan) -> Weights:
         """A view of the same parameters at a depth; gradients flow through."""
         return Weights(SlicedLadder(self.ladder, plan))
-
-    def has(self, name: str) -> bool:
-        """Whether the ladder holds a tensor of this name."""
-        return name in self.ladder.layout
 
     def whole(self, name: str) -> Tensor:
         """The tensor ``name``."""
