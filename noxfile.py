@@ -44,7 +44,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def env(session: nox.Session) -> None:
     """Install the project with all that its checks need, once for the sessions that follow."""
-    session.install("-c", CONSTRAINTS, ".[test,verify,pocket]", "mypy", "nox")
+    session.install("-c", CONSTRAINTS, ".[test,verify,pocket,plot]", "mypy", "nox")
 
 
 @nox.session(requires=["env"], venv_backend="none")
