@@ -163,6 +163,8 @@ def targets_command(name: str | None) -> None:
     target = load_target(name)
     click.echo(f"{target.name}: {target.description}")
     click.echo(f"  cores        {', '.join(cpu.name for cpu in target.cpus) or 'the machine at hand'}")
+    if target.depths:
+        click.echo(f"  run there    depths {', '.join(map(str, target.depths))}")
     runtime = target.onnxruntime
     click.echo(f"  onnxruntime  {runtime.floor} or newer, tested with {runtime.tested}")
     click.echo(f"  precisions   {', '.join(target.precision.allowed)}; default {target.precision.default}")

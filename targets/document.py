@@ -37,9 +37,10 @@ LOWEST_RUNTIME = {
 
 ARCHIVES = ("tar.gz", "zip", "aar")
 ARCHITECTURES = ("arm64", "armv7", "any")
-_CPU = ("architecture", "classes")
+_CPU = ("architecture", "depths", "classes")
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 ACCURACY_LEVELS = (0, 1, 4)
+LOWEST_DEPTH = 2
 LOWEST_OPSET = 21
 LOWEST_IR_VERSION = 10
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"
@@ -68,6 +69,7 @@ def from_document(document: Mapping[str, object], file: str) -> Target:
         description=root.text("description", r"\S(.*\S)?", "Boards with one core and no fan."),
         architecture=root.table("cpu", _CPU).choice("architecture", ARCHITECTURES),
         cpus=_cpus(root),
+        depths=root.table("cpu", _CPU).integers("depths", LOWEST_DEPTH),
         onnxruntime=_onnxruntime(root),
         precision=_precision(root),
         archive=root.table("packing", ("archive",)).choice("archive", ARCHIVES),
@@ -143,12 +145,16 @@ def _check_together(target: Target, file: str) -> None:
 
 
 def _check_cpus(target: Target, file: str) -> None:
-    """Refuse a core that is described twice."""
+    """Refuse a core that is described twice, and cores that nothing would be run on."""
     cores = [cpu.name for cpu in target.cpus]
     for number, name in enumerate(cores):
         if name in cores[:number]:
             key = f"cpu.classes[{number}].name"
             raise InconsistentProfileError(file, key, "was there before", "describe it once", name)
+    if bool(target.depths) != bool(target.cpus):
+        fault = "names no depth to run on the cores" if cores else "names depths, and there is no core"
+        remedy = "name one or more, such as [2, 20]" if cores else "leave it empty, or describe a core"
+        raise InconsistentProfileError(file, "cpu.depths", fault, remedy)
 
 
 def _check_precision(precision: Precision, file: str) -> None:

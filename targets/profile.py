@@ -117,6 +117,7 @@ class Target:
         architecture: Instruction set of its programs, ``arm64`` or ``armv7``; ``any`` where the target is the
             machine at hand.
         cpus: The kinds of core; empty where the target is the machine at hand.
+        depths: Rungs whose golden cases must pass on each of those cores.
         onnxruntime: The runtime's bounds.
         precision: The precisions and their layout.
         archive: How the bundle's folder is packed, ``tar.gz``, ``zip`` or ``aar``.
@@ -127,6 +128,7 @@ class Target:
     description: str
     architecture: str
     cpus: tuple[CpuClass, ...]
+    depths: tuple[int, ...]
     onnxruntime: OnnxRuntime
     precision: Precision
     archive: str

@@ -102,6 +102,14 @@ class Table:
             self.refuse(key, "is not possible", f"give a whole number from {minimum} up")
         return value
 
+    def integers(self, key: str, minimum: int) -> tuple[int, ...]:
+        """Return a list of different whole numbers that are not below the minimum; it may be empty."""
+        value = self.value(key)
+        whole = isinstance(value, list) and all(type(item) is int and item >= minimum for item in value)
+        if not (isinstance(value, list) and whole and len(set(value)) == len(value)):
+            self.refuse(key, "is not possible", f"list different whole numbers from {minimum} up")
+        return tuple(value)
+
     def integer_choice(self, key: str, choices: Sequence[int]) -> int:
         """Return a whole number that is one of the choices."""
         value = self.value(key)

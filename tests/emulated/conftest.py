@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--machine", default=ARM64.name, help="arm64 or armv7")
     group.addoption("--target", action="append", default=[], help="profile; all of them by default")
     group.addoption("--cpu", action="append", default=[], help="core; all of the profiles' by default")
-    group.addoption("--depth", action="append", type=int, default=[], help="rung; 2, 6 and 20 by default")
+    group.addoption("--depth", action="append", type=int, default=[], help="the profiles' by default")
     group.addoption("--precision", action="append", default=[], help="all of the profiles' by default")
     group.addoption(
         "--runtime", action="append", default=[], help="version, floor or tested; both by default"

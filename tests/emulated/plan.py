@@ -11,15 +11,12 @@ from targets import CpuClass, Target, load, names
 from targets.emulation import ARM64, ARMV7, Machine
 from tests.emulated.cases import CHECKPOINTS, Case
 
-__all__ = ["ARMV7_BUILDS", "DEPTHS", "Choice", "GuestPlan", "guests", "targets_of"]
+__all__ = ["ARMV7_BUILDS", "Choice", "GuestPlan", "guests", "targets_of"]
 
 _MACHINES = {machine.name: machine for machine in (ARM64, ARMV7)}
 
 ARMV7_BUILDS = {"1.24.4": "1.13.0", "1.28.2": "2.0.1"}
 """ONNX Runtime has no wheels for 32-bit Arm; versions that sherpa-onnx-core's wheels hold, and theirs."""
-
-DEPTHS = (2, 6, 20)
-"""The shallowest rung, one between, and the whole ladder."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def _cases(choice: Choice, target: Target, known: dict[object, Case]) -> list[Ca
     """Cases of a profile; one that another profile has too is that one."""
     precisions = [p for p in target.precision.allowed if p in (choice.precisions or PRECISIONS)]
     cases = []
-    for checkpoint, depth, precision in product(CHECKPOINTS, choice.depths or DEPTHS, precisions):
+    for checkpoint, depth, precision in product(CHECKPOINTS, choice.depths or target.depths, precisions):
         key = (checkpoint, depth, precision, target.precision.quantisation(precision))
         if key not in known:
             name = f"{checkpoint}-d{depth}-{precision}"

@@ -20,7 +20,7 @@ from targets.emulation import ARM64, EmulationError
 from targets.emulation.emulator import RESIDENT
 from tests.emulated.campaign import SCRIPT, Campaign, pinned, wheels
 from tests.emulated.cases import Case
-from tests.emulated.plan import DEPTHS, Choice
+from tests.emulated.plan import Choice
 from tests.emulated.table import FAILED, PASSED, Row
 
 pytestmark = pytest.mark.emulated
@@ -108,7 +108,7 @@ def answers(campaign: Campaign, tmp_path_factory: pytest.TempPathFactory) -> Ans
 def test_it_answers_as_here_within_its_memory(
     target: Target, choice: Choice, answers: Answers, rows: list[Row]
 ) -> None:
-    depth, precision = max(choice.depths or DEPTHS), target.precision.default
+    depth, precision = max(choice.depths or target.depths), target.precision.default
     name = f"pocket-d{depth}-{precision}-{target.name}"
     cpu, runtime, title = target.cpus[0].name, target.onnxruntime.tested, f"answer, {name}"
     try:

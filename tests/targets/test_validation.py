@@ -23,6 +23,11 @@ BROKEN: list[tuple[str, object, str]] = [
     ("packing.archive", ["zip"], "is not known"),
     ("cpu.architecture", None, "is missing"),
     ("cpu.architecture", "x86", "is not known; use one of arm64, armv7, any"),
+    ("cpu.depths", None, "is missing"),
+    ("cpu.depths", 6, "is not possible; list different whole numbers from 2 up"),
+    ("cpu.depths", [1, 6], "is not possible"),
+    ("cpu.depths", [2, 2], "is not possible"),
+    ("cpu.depths", [2, True], "is not possible"),
     ("cpu.classes", None, "is missing"),
     ("cpu.classes", {"name": "cortex-a53"}, "is no list of tables; write each as [[cpu.classes]]"),
     ("cpu.classes.0", "cortex-a53", "is no table"),
@@ -112,6 +117,8 @@ CONFLICTING: list[tuple[dict[str, Any], str, str]] = [
         "cpu.classes[1].name",
         "was there before; describe it once",
     ),
+    ({"cpu.depths": []}, "cpu.depths", "names no depth to run on the cores; name one or more"),
+    ({"cpu.classes": []}, "cpu.depths", "names depths, and there is no core"),
 ]
 
 
