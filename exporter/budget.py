@@ -3,39 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from exporter.config import MINIMUM_DEPTH
-from exporter.errors import BudgetError
+from exporter.errors import BudgetError, PrecisionError
 from exporter.footprint import Footprint, footprint
 from exporter.ladder import Ladder, slice_ladder
-from exporter.precision import PRECISIONS, Scheme, plan_precision
+from exporter.precision import BLOCKS, PRECISIONS, QUANTISERS, Scheme, plan_precision
 from targets import Budget, Target
 
-__all__ = ["Fitting", "scheme_for"]
+__all__ = ["AS_PLANNED", "Fitting", "Quantising", "scheme_for"]
 
 _MIB = 1 << 20
 
 
-def scheme_for(target: Target, precision: str) -> Scheme:
-    """A precision, laid out as the target asks."""
+@dataclass(frozen=True)
+class Quantising:
+    """How to quantise otherwise than the target and the precision say; None leaves it to them."""
+
+    quantiser: str | None = None
+    block: int | None = None
+    zero_points: bool = False
+
+
+AS_PLANNED = Quantising()
+
+
+def scheme_for(target: Target, precision: str, wanted: Quantising = AS_PLANNED) -> Scheme:
+    """A precision, laid out as the target asks, and then as the user does.
+
+    Raises:
+        PrecisionError: there is no such quantiser or block, or the precision quantises nothing.
+    """
     layout, scheme = target.precision.quantisation(precision), PRECISIONS[precision]
-    if layout is None:
+    if layout is not None:
+        scheme = replace(scheme, block=layout.block_size, accuracy_level=layout.accuracy_level)
+    if wanted == AS_PLANNED:
         return scheme
-    return Scheme(precision, scheme.bits, layout.block_size, layout.accuracy_level)
+    if not scheme.block:
+        message = f"{precision} quantises nothing: drop --quantiser, --block and --zero-points."
+        raise PrecisionError(message)
+    quantiser, block = wanted.quantiser or scheme.quantiser, wanted.block or scheme.block
+    if quantiser not in QUANTISERS:
+        message = f"quantiser {quantiser!r} is unknown: choose {', '.join(QUANTISERS)}."
+        raise PrecisionError(message)
+    if block not in BLOCKS:
+        message = f"block {block} has no kernel: choose {', '.join(map(str, BLOCKS))}."
+        raise PrecisionError(message)
+    return replace(scheme, quantiser=quantiser, block=block, zero_points=wanted.zero_points)
 
 
 @dataclass(frozen=True)
 class Fitting:
     """A ladder beside the budget of a target.
 
-    ``tokenizer`` is the number of bytes of the tokenizer's file, 0 for none.
+    ``tokenizer`` is the number of bytes of the tokenizer's file, 0 for none; ``quantising`` applies to every
+    precision that quantises.
     """
 
     ladder: Ladder
     target: Target
     tokenizer: int = 0
+    quantising: Quantising = AS_PLANNED
     _known: dict[tuple[int, str], Footprint] = field(default_factory=dict, init=False, repr=False)
 
     def require(self, depth: int, precision: str) -> Footprint:
@@ -78,7 +108,9 @@ class Fitting:
         """Predict what the bundle of a depth and precision costs."""
         if (depth, precision) not in self._known:
             sliced = slice_ladder(self.ladder, depth)
-            plan = plan_precision(sliced.config, sliced.layout, scheme_for(self.target, precision))
+            wanted = self.quantising if PRECISIONS[precision].block else AS_PLANNED
+            scheme = scheme_for(self.target, precision, wanted)
+            plan = plan_precision(sliced.config, sliced.layout, scheme)
             context = self._budget.context or sliced.config.max_seq_len
             self._known[depth, precision] = footprint(sliced, plan, context, tokenizer=self.tokenizer)
         return self._known[depth, precision]

@@ -14,12 +14,13 @@ from typing import Any
 import click
 
 from exporter.artifacts import download_wheels, update_index, write_artifact
+from exporter.budget import Quantising
 from exporter.checkpoint import Checkpoint
 from exporter.errors import ExporterError
 from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
 from exporter.plot import draw, measure, require_matplotlib, write_csv
-from exporter.precision import PRECISIONS
+from exporter.precision import PRECISIONS, QUANTISERS
 from exporter.recheck import recheck
 from targets import Budget, names
 
@@ -77,6 +78,13 @@ def main() -> None:
 @click.option("--target", default="host", show_default=True, help="Profile's name, or path of a .toml.")
 @click.option("--precision", metavar="|".join(PRECISIONS), help="Default: the target's.")
 @click.option(
+    "--quantiser",
+    metavar="|".join(QUANTISERS),
+    help="Round to nearest, or search for the scales of least error (default).",
+)
+@click.option("--block", type=int, help="Weights to a scale; default: the target's.")
+@click.option("--zero-points", is_flag=True, help="Asymmetric: a zero point beside every scale.")
+@click.option(
     "--lora", "adapters", type=FILE, multiple=True, help="Adapter to fold first; repeatable, in order."
 )
 @click.option(
@@ -88,10 +96,11 @@ def main() -> None:
 @click.option("--require-verified", is_flag=True, help="Fail where there is nothing to verify against.")
 @click.option("--output", type=FILE, default=Path("dist"), show_default=True, help="Folder to write into.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
-def export_command(**options: Any) -> None:  # noqa: ANN401
+def export_command(quantiser: str | None, block: int | None, *, zero_points: bool, **options: Any) -> None:  # noqa: ANN401
     """Slice, quantise, write ONNX graphs and verify them."""
     with _warnings_shown():
-        result = export(Export(**options), _progress)
+        quantising = Quantising(quantiser, block, zero_points)
+        result = export(Export(quantising=quantising, **options), _progress)
     click.echo(_verdict(result), err=True)
     costs = result.footprint
     click.echo(

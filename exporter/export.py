@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import onnx_ir as ir
 
 from exporter.artifacts.aar import write_aar
-from exporter.budget import Fitting, scheme_for
+from exporter.budget import AS_PLANNED, Fitting, Quantising, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
@@ -71,6 +71,7 @@ class Export:
     depth: int | Literal["auto"]
     target: str = "host"
     precision: str | None = None
+    quantising: Quantising = AS_PLANNED
     adapters: tuple[Path, ...] = ()
     keep_confidence: bool = False
     tokenizer: Path | None = None
@@ -117,11 +118,11 @@ def load_target(name: str) -> Target:
     return target
 
 
-def scheme_of(target: Target, precision: str | None) -> Scheme:
-    """The precision to export in, laid out as the target asks.
+def scheme_of(target: Target, precision: str | None, quantising: Quantising = AS_PLANNED) -> Scheme:
+    """The precision to export in, laid out as the target asks, and then as the user does.
 
     Raises:
-        PrecisionError: it is unknown, or the target does not take it.
+        PrecisionError: it is unknown, or the target does not take it, or there is no such quantiser.
     """
     name = precision or target.precision.default
     if name not in target.precision.allowed or name not in PRECISIONS:
@@ -130,7 +131,7 @@ def scheme_of(target: Target, precision: str | None) -> Scheme:
             f"precision {name!r} is not one that target {target.name!r} takes: choose {', '.join(known)}."
         )
         raise PrecisionError(message)
-    return scheme_for(target, name)
+    return scheme_for(target, name, quantising)
 
 
 def export(request: Export, progress: Callable[[str], None] = lambda _: None) -> ExportResult:
@@ -146,11 +147,12 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         ExporterError: of the class that names the cause.
     """
     target = load_target(request.target)
-    scheme = scheme_of(target, request.precision)
+    scheme = scheme_of(target, request.precision, request.quantising)
     checkpoint = Checkpoint(request.checkpoint)
     base = fold(checkpoint, request.adapters, keep_confidence=request.keep_confidence)
     tokenizer = _tokenizer(request, base.config)
-    fitting = Fitting(base, target, tokenizer.stat().st_size if tokenizer is not None else 0)
+    taken = tokenizer.stat().st_size if tokenizer is not None else 0
+    fitting = Fitting(base, target, taken, request.quantising)
     depth = fitting.deepest(scheme.name) if request.depth == AUTO else request.depth
     costs = fitting.require(depth, scheme.name)
     ladder = slice_ladder(base, depth)

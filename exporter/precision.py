@@ -15,11 +15,13 @@ from exporter.config import LadderConfig
 from exporter.errors import PrecisionError
 from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, Part, TensorSpec
-from exporter.quantize import dequantise, quantise
+from exporter.quantize import METHODS, SEARCH, Blocks, dequantise, packed_width, quantise
 
 __all__ = [
+    "BLOCKS",
     "INT8_ACTIVATIONS",
     "PRECISIONS",
+    "QUANTISERS",
     "PrecisionPlan",
     "Role",
     "Scheme",
@@ -30,8 +32,11 @@ __all__ = [
     "to_half",
 ]
 
-_FULL, _HALF = 32, 16
+_FULL, _HALF, _BYTE = 32, 16, 8
 """Bits of the float formats."""
+
+QUANTISERS = METHODS
+"""How codes and scales are found, by name."""
 
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
@@ -42,8 +47,8 @@ _HEAD_BITS = 8
 _SMALL, _NARROW = 128, 16
 """Tensors with fewer values per block, and fewer on the last axis, stay float32: nothing to win."""
 
-_TABLE_BLOCKS = (16, 32, 64, 128, 256)
-"""Block sizes that GatherBlockQuantized takes; a table's width must be a multiple."""
+BLOCKS = (16, 32, 64, 128, 256)
+"""Block sizes that the operators take; a table's width must be a multiple."""
 
 
 class Role(StrEnum):
@@ -63,13 +68,15 @@ class Role(StrEnum):
 class Storage:
     """How one tensor is stored.
 
-    ``block`` 0 is plain float of ``bits`` 32 or 16; otherwise ``bits`` is 4 or 8 with a float16 scale per
-    ``block`` values, multiplied at ``accuracy_level`` (ONNX Runtime: 1 float32, 4 int8 activations).
+    ``block`` 0 is plain float of ``bits`` 32 or 16; otherwise ``bits`` is 2, 4 or 8 with a float16 scale per
+    ``block`` values, and a zero point of as many bits where ``zero_points``, multiplied at
+    ``accuracy_level`` (ONNX Runtime: 1 float32, 4 int8 activations).
     """
 
     bits: int
     block: int = 0
     accuracy_level: int = 0
+    zero_points: bool = False
 
     @property
     def half(self) -> bool:
@@ -81,20 +88,31 @@ class Storage:
         if not self.block:
             return rows * columns * self.bits // 8
         blocks = -(-columns // self.block)
-        return rows * blocks * (self.block * self.bits // 8 + np.dtype(np.float16).itemsize)
+        zeros = packed_width(blocks, self.bits) if self.zero_points else 0
+        return rows * (blocks * (self.block * self.bits // 8 + np.dtype(np.float16).itemsize) + zeros)
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        if not self.block:
+            return f"float{self.bits}"
+        return f"int{self.bits} block {self.block}{' with zero points' if self.zero_points else ''}"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A precision by name, with the parameters a target may set.
+    """A precision by name, with the parameters that a target or the user may set.
 
     ``block`` is the preferred block size; a tensor whose width it does not suit gets a smaller one.
+    ``quantiser`` is one of :data:`QUANTISERS`; a tensor whose operator takes no ``zero_points`` goes without.
     """
 
     name: str
     bits: int
     block: int = 0
     accuracy_level: int = 0
+    quantiser: str = SEARCH
+    zero_points: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The scheme, JSON-ready."""
@@ -142,14 +160,22 @@ class PrecisionPlan:
         """The plan, JSON-ready: the scheme and one line per kind of storage."""
         kinds: dict[str, dict[str, int]] = {}
         for name, storage in self.storage.items():
-            label = (
-                f"float{storage.bits}" if not storage.block else f"int{storage.bits} block {storage.block}"
-            )
-            kind = kinds.setdefault(label, {"tensors": 0, "values": 0, "bytes": 0})
+            kind = kinds.setdefault(storage.label, {"tensors": 0, "values": 0, "bytes": 0})
             kind["tensors"] += 1
             kind["values"] += self.specs[name].size
             kind["bytes"] += self.nbytes(name)
         return {"scheme": self.scheme.to_json(), "bytes": self.total, "storage": kinds}
+
+    def quantise(self, name: str, matrix: Array) -> Blocks:
+        """Quantise a matrix [N, K] of a tensor, its blocks running along K, as the plan says."""
+        storage = self.storage[name]
+        return quantise(
+            matrix,
+            storage.bits,
+            storage.block,
+            method=self.scheme.quantiser,
+            zero_points=storage.zero_points,
+        )
 
 
 _MATMULS = ("_proj/kernel", "/proj/kernel", "/mhc_phi_pre", "/mhc_phi_post", "/mhc_phi_res")
@@ -189,12 +215,15 @@ def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
     # A head's few large weights decide on a scale that logits never see; finer bits cost it next to nothing.
     bits = max(scheme.bits, _HEAD_BITS) if spec.part is Part.HEADS else scheme.bits
     if role is Role.MATMUL:
-        return Storage(bits, scheme.block, scheme.accuracy_level)
+        return Storage(bits, scheme.block, scheme.accuracy_level, scheme.zero_points)
     width = config.d_model if role is Role.TIED else spec.shape[-1]
-    fitting = [size for size in _TABLE_BLOCKS if size <= scheme.block and width % size == 0]
+    fitting = [size for size in BLOCKS if size <= scheme.block and width % size == 0]
     if not fitting:
         return Storage(_HALF)
-    return Storage(bits, fitting[-1], scheme.accuracy_level)
+    block = fitting[-1]
+    # Zero points of a row that end within a byte are misread by GatherBlockQuantized 1.24, without a word.
+    whole = width // block * bits % _BYTE == 0
+    return Storage(bits, block, scheme.accuracy_level, scheme.zero_points and whole)
 
 
 def to_half(name: str, values: Array) -> NDArray[np.float16]:
@@ -240,7 +269,7 @@ class StoredLadder(Ladder):
         role = role_of(self.layout[name])
         matrices = values.swapaxes(-1, -2) if role is Role.MATMUL else values
         rows = np.ascontiguousarray(matrices).reshape(-1, matrices.shape[-1])
-        back = dequantise(quantise(rows, storage.bits, storage.block), storage.bits, rows.shape[1])
+        back = dequantise(self.plan.quantise(name, rows), storage.bits, rows.shape[1])
         if role is Role.TABLE:
             # Gathered rows leave GatherBlockQuantized in the dtype of its scales.
             back = back.astype(np.float16).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
@@ -49,6 +50,8 @@ class Linear(nn.Module):
         if self.storage.block:
             quantised = source.quantised(names, row, (self.outputs, self.inputs), kernel=True)
             self.codes, self.scales = quantised.as_kernel(), quantised.scale()
+            if (zeros := quantised.zero()) is not None:
+                self.zeros = zeros
         else:
             self.weight = source.stored(names, row, (self.inputs, self.outputs))
         if scale is not None:
@@ -63,7 +66,8 @@ class Linear(nn.Module):
             scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
             if scale is not None:
                 scales = op.Mul(scales, op.Unsqueeze(scale, [1]))
-            return matmul_nbits(op, x, self.codes, scales, bias, self.storage, (self.outputs, self.inputs))
+            blocks = BlockValues(self.codes, scales, getattr(self, "zeros", None))
+            return matmul_nbits(op, x, blocks, bias, self.storage, (self.outputs, self.inputs))
         weight = self.weight
         if self.storage.half:
             weight = op.Cast(weight, to=ir.DataType.FLOAT)
@@ -73,17 +77,26 @@ class Linear(nn.Module):
         return y if bias is None else op.Add(y, bias)
 
 
+class BlockValues(NamedTuple):
+    """What an operator takes of a block-quantised matrix."""
+
+    codes: ir.Value
+    scales: ir.Value
+    zeros: ir.Value | None = None
+
+
 def matmul_nbits(
     op: OpBuilder,
     x: ir.Value,
-    codes: ir.Value,
-    scales: ir.Value,
+    blocks: BlockValues,
     bias: ir.Value | None,
     storage: Storage,
     shape: tuple[int, int],
 ) -> ir.Value:
     """One MatMulNBits node over a matrix of ``shape`` [N, K], with every attribute stated."""
-    operands = [x, codes, scales] + ([] if bias is None else [None, None, bias])
+    operands = [x, *blocks, None, bias]
+    while operands[-1] is None:
+        operands.pop()
     return op.MatMulNBits(
         *operands,
         K=shape[1],
@@ -107,6 +120,8 @@ class Table(nn.Module):
         if self.storage.block:
             quantised = source.quantised((name,), None, (rows, width), kernel=False)
             self.codes, self.scales = quantised.as_table(), quantised.scale()
+            if (zeros := quantised.zero()) is not None:
+                self.zeros = zeros
         else:
             self.rows = source.stored((name,), None, (rows, width))
 
@@ -114,20 +129,21 @@ class Table(nn.Module):
         """Rows [..., C] of ``indices`` [...], int64."""
         if self.storage.block:
             # Scales stay float16 here, so that a large table costs no float32 copy of them in memory.
-            rows = gather_blocks(op, self.codes, indices, self.scales, self.storage)
+            blocks = BlockValues(self.codes, self.scales, getattr(self, "zeros", None))
+            rows = gather_blocks(op, blocks, indices, self.storage)
             return op.Cast(rows, to=ir.DataType.FLOAT)
         rows = op.Gather(self.rows, indices, axis=0)
         return rows if not self.storage.half else op.Cast(rows, to=ir.DataType.FLOAT)
 
 
-def gather_blocks(
-    op: OpBuilder, codes: ir.Value, indices: ir.Value, scales: ir.Value, storage: Storage
-) -> ir.Value:
+def gather_blocks(op: OpBuilder, blocks: BlockValues, indices: ir.Value, storage: Storage) -> ir.Value:
     """One GatherBlockQuantized node, its output in the dtype of the scales."""
+    points = [] if blocks.zeros is None else [blocks.zeros]
     return op.GatherBlockQuantized(
-        codes,
+        blocks.codes,
         indices,
-        scales,
+        blocks.scales,
+        *points,
         bits=storage.bits,
         block_size=storage.block,
         gather_axis=0,
@@ -149,6 +165,8 @@ class TiedEmbedding(nn.Module):
             quantised = source.quantised((name,), None, (self.vocabulary, self.width), kernel=False)
             self.table, self.scales = quantised.as_table(), quantised.scale()
             self.kernel = quantised.as_kernel()
+            if (zeros := quantised.zero()) is not None:
+                self.zeros = zeros
         else:
             self.rows = source.stored((name,), None, (self.vocabulary, self.width))
 
@@ -156,7 +174,8 @@ class TiedEmbedding(nn.Module):
         """Rows [..., C] float32 of ``ids`` [...]."""
         if self.storage.block:
             scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
-            return gather_blocks(op, self.table, ids, scales, self.storage)
+            blocks = BlockValues(self.table, scales, getattr(self, "zeros", None))
+            return gather_blocks(op, blocks, ids, self.storage)
         rows = op.Gather(self.rows, ids, axis=0)
         return rows if not self.storage.half else op.Cast(rows, to=ir.DataType.FLOAT)
 
@@ -164,8 +183,9 @@ class TiedEmbedding(nn.Module):
         """Logits [T, logits width] of ``x`` [T, C]; call after :meth:`forward`."""
         whole = self.logits_width == self.vocabulary
         if self.storage.block:
-            scales, codes = op.Cast(self.scales, to=ir.DataType.FLOAT), self.kernel
-            y = matmul_nbits(op, x, codes, scales, None, self.storage, (self.vocabulary, self.width))
+            scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
+            blocks = BlockValues(self.kernel, scales, getattr(self, "zeros", None))
+            y = matmul_nbits(op, x, blocks, None, self.storage, (self.vocabulary, self.width))
         else:
             rows = self.rows
             if self.storage.half:

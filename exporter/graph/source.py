@@ -12,7 +12,7 @@ from onnxscript import OpBuilder, nn
 
 from exporter.ladder import Array, Ladder
 from exporter.precision import PrecisionPlan, Storage, to_half
-from exporter.quantize import Blocks, quantise
+from exporter.quantize import Blocks, joined, packed_width
 from exporter.weights import WeightFile
 
 __all__ = ["Constant", "Source"]
@@ -77,11 +77,13 @@ class Source:
 
         def blocks() -> Blocks:
             if not memo:
-                arrays = [self.ladder.read(name, row) for name in names]
-                rows = [a.T if kernel else a.reshape(-1, a.shape[-1]) for a in arrays]
-                matrix = rows[0] if len(rows) == 1 else np.concatenate(rows)
-                memo.append(quantise(np.ascontiguousarray(matrix), storage.bits, storage.block))
+                memo.append(joined([self._blocks(name, row, kernel=kernel) for name in names]))
             return memo[0]
+
+        def zeros() -> NDArray[np.uint8]:
+            points = blocks().zeros
+            assert points is not None  # noqa: S101 - the storage asks for them
+            return points
 
         count = -(-shape[1] // storage.block)
         packed = storage.block * storage.bits // 8
@@ -91,8 +93,18 @@ class Source:
         scales = self.file.tensor(
             f"{key}.scales", ir.DataType.FLOAT16, (shape[0], count), lambda: blocks().scales
         )
+        points = None
+        if storage.zero_points:
+            extents = (shape[0], packed_width(count, storage.bits))
+            points = self.file.tensor(f"{key}.zeros", ir.DataType.UINT8, extents, zeros)
         memo.clear()
-        return Quantised(codes, scales, storage)
+        return Quantised(codes, scales, points, storage)
+
+    def _blocks(self, name: str, row: int | None, *, kernel: bool) -> Blocks:
+        """A quantised tensor, or one row of its leading axis, as a matrix [N, K]."""
+        values = self.ladder.read(name, row)
+        matrix = values.T if kernel else values.reshape(-1, values.shape[-1])
+        return self.plan.quantise(name, np.ascontiguousarray(matrix))
 
     def _parameter(
         self, key: str, dtype: ir.DataType, shape: tuple[int, ...], values: Callable[[], NDArray[Any]]
@@ -102,11 +114,17 @@ class Source:
 
 
 class Quantised:
-    """Codes and scales of a block-quantised matrix [N, K] in the weights file."""
+    """Codes, scales and perhaps zero points of a block-quantised matrix [N, K] in the weights file."""
 
-    def __init__(self, codes: ir.ExternalTensor, scales: ir.ExternalTensor, storage: Storage) -> None:
-        """Hold the two tensors."""
-        self.codes, self.scales, self.storage = codes, scales, storage
+    def __init__(
+        self,
+        codes: ir.ExternalTensor,
+        scales: ir.ExternalTensor,
+        zeros: ir.ExternalTensor | None,
+        storage: Storage,
+    ) -> None:
+        """Hold the tensors."""
+        self.codes, self.scales, self.zeros, self.storage = codes, scales, zeros, storage
 
     def as_kernel(self) -> nn.Parameter:
         """Codes [N, blocks, bytes], as MatMulNBits reads them."""
@@ -120,6 +138,12 @@ class Quantised:
     def scale(self) -> nn.Parameter:
         """Scales [N, blocks] float16."""
         return nn.Parameter(_extents(self.scales), dtype=ir.DataType.FLOAT16, data=self.scales)
+
+    def zero(self) -> nn.Parameter | None:
+        """Zero points [N, bytes] uint8, or None where each is the middle code."""
+        if self.zeros is None:
+            return None
+        return nn.Parameter(_extents(self.zeros), dtype=ir.DataType.UINT8, data=self.zeros)
 
     def _present(self, shape: tuple[int, ...]) -> nn.Parameter:
         codes = self.codes

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from exporter.quantize.blocks import Blocks, dequantise, pack, quantise, unpack
+from exporter.quantize.blocks import Blocks, dequantise, joined, pack, packed_width, unpack
+from exporter.quantize.uncalibrated import METHODS, NEAREST, SEARCH, quantise
 
-__all__ = ["Blocks", "dequantise", "pack", "quantise", "unpack"]
+__all__ = [
+    "METHODS",
+    "NEAREST",
+    "SEARCH",
+    "Blocks",
+    "dequantise",
+    "joined",
+    "pack",
+    "packed_width",
+    "quantise",
+    "unpack",
+]

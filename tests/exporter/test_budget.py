@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from exporter.budget import Fitting, scheme_for
-from exporter.errors import BudgetError, DepthError
+from exporter.budget import Fitting, Quantising, scheme_for
+from exporter.errors import BudgetError, DepthError, PrecisionError
 from exporter.export import Export, export
 from golden.synthetic import SyntheticLadder
 from targets import Budget, Target, load
@@ -172,3 +172,31 @@ def test_an_export_says_what_it_found(tmp_path: Path, checkpoint: Path) -> None:
     result = export(Export(checkpoint=checkpoint, depth=2, target="wearos", output=tmp_path))
     assert result.footprint.context == 128
     assert 0 < result.footprint.memory.total < 198 * MIB
+
+
+def test_the_user_decides_over_the_target() -> None:
+    scheme = scheme_for(load("rpi4"), "int4", Quantising("rtn", 128, zero_points=True))
+    assert (scheme.quantiser, scheme.block, scheme.zero_points) == ("rtn", 128, True)
+    kept = scheme_for(load("rpi4"), "int4", Quantising(zero_points=True))
+    assert (kept.quantiser, kept.block) == ("search", 32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "said"),
+    [
+        ("fp16", Quantising(block=32), "fp16 quantises nothing"),
+        ("int4", Quantising("hqq"), "quantiser 'hqq' is unknown: choose rtn, search"),
+        ("int4", Quantising(block=48), "block 48 has no kernel: choose 16, 32, 64, 128, 256"),
+    ],
+)
+def test_what_cannot_be_quantised_so_is_refused(precision: str, wanted: Quantising, said: str) -> None:
+    with pytest.raises(PrecisionError, match=re.escape(said)):
+        scheme_for(load("rpi4"), precision, wanted)
+
+
+def test_a_finer_block_is_paid_for() -> None:
+    fine, coarse = (
+        Fitting(LADDER, with_budget(context=64), quantising=Quantising(block=block)).footprint(TOP, "int4")
+        for block in (16, 128)
+    )
+    assert fine.storage > coarse.storage

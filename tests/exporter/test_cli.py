@@ -63,6 +63,18 @@ def test_what_was_exported_is_verified(precision: str, run: Run, checkpoint: Pat
     assert checked.stdout.startswith(f"{path}: files intact; logits within ")
 
 
+def test_how_to_quantise_is_the_users_choice(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    result = run(
+        *("--checkpoint", checkpoint, "--depth", 2, "--precision", "int4", "--require-verified"),
+        *("--quantiser", "rtn", "--block", 16, "--zero-points", "--output", tmp_path),
+    )
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "small-d2-host-int4" / "bundle.json").read_text("utf-8"))["precision"]
+    scheme = {key: told["scheme"][key] for key in ("quantiser", "block", "zero_points")}
+    assert scheme == {"quantiser": "rtn", "block": 16, "zero_points": True}
+    assert "int4 block 16 with zero points" in told["storage"]
+
+
 def test_export_is_the_default_command(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     result = run("--depth", 2, "--checkpoint", checkpoint, "--output", tmp_path)
     assert result.exit_code == 0, result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,9 @@ def test_bytes_of_a_storage_by_hand() -> None:
     assert Storage(8, 64, 4).nbytes(3, 64) == 3 * (64 + 2)
     assert Storage(4, 32, 4).nbytes(3, 64) == 3 * 2 * (16 + 2)
     assert Storage(4, 32, 4).nbytes(3, 65) == 3 * 3 * (16 + 2)
+    assert Storage(4, 32, 4, zero_points=True).nbytes(3, 65) == 3 * (3 * (16 + 2) + 2)
+    assert Storage(8, 32, 4, zero_points=True).nbytes(3, 65) == 3 * (3 * (32 + 2) + 3)
+    assert Storage(2, 64, 4, zero_points=True).nbytes(3, 65) == 3 * (2 * (16 + 2) + 1)
 
 
 def test_blocks_of_a_kernel_run_along_its_inputs() -> None:
@@ -131,6 +135,17 @@ def test_a_scheme_sets_block_and_accuracy() -> None:
     assert plan.storage["embedding/embedding"] == Storage(4, 128, 1)
     assert plan.storage[PROJECTIONS[0]] == Storage(4, 128, 1)
     assert not plan.integer_arithmetic
+
+
+def test_a_table_goes_without_zero_points_that_would_end_within_a_byte() -> None:
+    scheme = replace(PRECISIONS["int4"], zero_points=True)
+    even, odd = (
+        plan_precision(config, layout(config), scheme).storage
+        for config in (geometry(d_model=64, engram_heads=1), geometry(d_model=96, engram_heads=1))
+    )
+    assert even["embedding/embedding"].zero_points
+    assert not odd["embedding/embedding"].zero_points
+    assert odd[PROJECTIONS[0]].zero_points
 
 
 @pytest.mark.parametrize("precision", NAMES)
