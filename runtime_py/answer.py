@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runtime_py.climb import Attempt
 from runtime_py.prompt import CALLS_END, CALLS_START
 from runtime_py.tools import Tool
 from runtime_py.usage import Usage
@@ -42,6 +43,12 @@ class Answer:
     finish_reason: str
     """``stop``, ``length`` (of the answer) or ``context`` (full)."""
     constrained: bool
+    depth: int
+    """Blocks that gave the answer."""
+    probability: float
+    """Product of the probabilities of its chosen tokens, as the ladder alone has them, 0 to 1."""
+    attempts: tuple[Attempt, ...] = ()
+    """The rungs that tried, this answer's the last, where the depth was left open."""
     usage: Usage
 
     def to_json(self) -> dict[str, Any]:
@@ -54,6 +61,9 @@ class Answer:
             "text": self.text,
             "finish_reason": self.finish_reason,
             "constrained": self.constrained,
+            "depth": self.depth,
+            "probability": self.probability,
+            "attempts": [asdict(attempt) for attempt in self.attempts],
             "usage": self.usage.to_json(),
         }
 

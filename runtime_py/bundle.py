@@ -6,15 +6,23 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
-from runtime_py.errors import BundleVersionError, DamagedFileError, NotABundleError, RuntimeFloorError
+from runtime_py.errors import (
+    BundleVersionError,
+    DamagedFileError,
+    NotABundleError,
+    RuntimeFloorError,
+    UnknownDepthError,
+)
 
-__all__ = ["BUNDLE_VERSION", "Bundle", "StateSpec", "Tokens"]
+__all__ = ["BUNDLE_VERSION", "Blocks", "Bundle", "StateSpec", "Tokens"]
 
 BUNDLE_VERSION: Final = 1
 """The format version that this package reads."""
@@ -39,6 +47,29 @@ class StateSpec:
     grows: int | None = None
     window: int = 0
     fill: float = 0.0
+    block: int | None = None
+    """The block that it belongs to, where the graph runs a chosen set of them."""
+    rows: int | None = None
+    """The axis with a row for the embedding and each block that runs; ``shape`` has one for every block."""
+
+    def with_blocks(self, count: int) -> StateSpec:
+        """The state as it is where so many blocks run."""
+        if self.rows is None:
+            return self
+        return replace(self, shape=(*self.shape[: self.rows], count + 1, *self.shape[self.rows + 1 :]))
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which blocks a graph runs, where that is an input of its calls."""
+
+    name: str
+    """The input, [blocks] bool."""
+    order: tuple[int, ...]
+    """The ladder's: a rung of depth d is its first d."""
+    least: int
+    """The shallowest depth."""
+    active: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -53,18 +84,20 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a device needs to know of a bundle."""
+    """What a device needs to know of a bundle, at one of its depths."""
 
     folder: Path
     name: str
+    depth: int
+    """Blocks that run; a loaded bundle is at its deepest."""
     identity: str
     """SHA-256 over the sums of the decoding graph and the weights: states belong to it."""
     graph: Path
     """The decoding graph."""
     states: tuple[StateSpec, ...]
     """The decoding graph's, in its order."""
-    all_logits: bool
-    """Whether the graph gives the logits of every position, not of the last alone."""
+    logits: str
+    """Positions whose logits the graph gives: ``last``, ``all``, or ``kept``, the last so many."""
     score: Path | None
     """The scoring graph, where the bundle has one."""
     heads: tuple[str, ...]
@@ -81,6 +114,58 @@ class Bundle:
     """Positions that the checkpoint was trained for."""
     kv_window: int
     """Served window that the checkpoint was trained for; 0 is none."""
+    blocks: Blocks | None = None
+    """Which blocks run, where the graph is told; else it runs all that it has."""
+    rungs: Mapping[int, Bundle] = field(default_factory=dict)
+    """The same at other depths, which have graphs of their own."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths that it can run at, the shallowest first."""
+        if self.blocks is not None:
+            return tuple(range(self.blocks.least, len(self.blocks.order) + 1))
+        return tuple(sorted({self.depth, *self.rungs}))
+
+    @property
+    def choice(self) -> dict[str, NDArray[np.bool_]]:
+        """The input that chooses the blocks, by its name; none where the graph runs all that it has."""
+        if self.blocks is None:
+            return {}
+        return {self.blocks.name: np.isin(np.arange(len(self.blocks.order)), sorted(self.blocks.active))}
+
+    def is_idle(self, state: StateSpec) -> bool:
+        """Whether a state is of a block that does not run."""
+        return self.blocks is not None and state.block is not None and state.block not in self.blocks.active
+
+    def at(self, depth: int) -> Bundle:
+        """The bundle at another depth.
+
+        Raises:
+            UnknownDepthError: it does not run at that.
+        """
+        if isinstance(depth, bool) or depth not in self.depths:
+            listed = ", ".join(map(str, self.depths))
+            message = (
+                f"{self.name}: does not run at depth {depth!r} (it has: {listed}). Choose one of these, or "
+                "export the ladder with that depth."
+            )
+            raise UnknownDepthError(message)
+        if depth == self.depth:
+            return self
+        if self.blocks is None:
+            return self.rungs[depth]
+        return self._with_blocks(replace(self.blocks, active=frozenset(self.blocks.order[:depth])))
+
+    def _with_blocks(self, blocks: Blocks) -> Bundle:
+        """The same graphs with another set of blocks, whose states are no other set's."""
+        own, count = f"{self.identity} {sorted(blocks.active)}", len(blocks.active)
+        return replace(
+            self,
+            depth=count,
+            identity=hashlib.sha256(own.encode()).hexdigest(),
+            states=tuple(state.with_blocks(count) for state in self.states),
+            blocks=blocks,
+        )
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Bundle:
@@ -112,32 +197,57 @@ class Bundle:
         cls, folder: Path, description: Mapping[str, Any], sums: Mapping[str, str]
     ) -> Bundle:
         configuration, graphs = description["configuration"], description["graphs"]
-        decode, score, readout = graphs["decode"], graphs.get("score"), graphs.get("readout")
-        needed = [decode["file"], graphs["weights"], *(graph["file"] for graph in (score, readout) if graph)]
-        tokenizer = description.get("tokenizer")
-        for name in [*needed, *([tokenizer] if tokenizer else [])]:
-            if not (folder / name).is_file():
-                raise DamagedFileError(f"{folder / name}: is missing. {_AGAIN}")
-        own = "".join(sums.get(name, name) for name in needed[:2])
-        return cls(
+        tokenizer, elastic = description.get("tokenizer"), description.get("elastic")
+        deepest = cls(
             folder=folder,
             name=str(description["name"]),
-            identity=hashlib.sha256(own.encode()).hexdigest(),
-            graph=folder / decode["file"],
-            states=tuple(
-                StateSpec(**{**state, "shape": tuple(state["shape"])}) for state in decode["states"]
-            ),
-            all_logits=decode["logits"] == "all",
-            score=folder / score["file"] if score else None,
-            heads=tuple(score["outputs"]) if score else (),
-            readout=folder / readout["file"] if readout else None,
-            pooled=tuple(readout["outputs"]) if readout else (),
-            tokenizer=folder / tokenizer if tokenizer else None,
+            depth=int(configuration["num_layers"]),
+            tokenizer=_found(folder, tokenizer) if tokenizer else None,
             tokens=Tokens(**{"pad": int(configuration["pad_token_id"]), **description.get("tokens", {})}),
             vocabulary=int(configuration["vocab_size"]),
             context=int(configuration["max_seq_len"]),
             kv_window=int(configuration["kv_window"]),
+            blocks=_blocks(elastic) if elastic else None,
+            **_graphs(folder, graphs, graphs["weights"], sums),
         )
+        rungs = {
+            int(depth): replace(deepest, depth=int(depth), **_graphs(folder, rung, graphs["weights"], sums))
+            for depth, rung in description.get("rungs", {}).items()
+        }
+        return replace(deepest, rungs=rungs)
+
+
+def _graphs(folder: Path, graphs: Mapping[str, Any], weights: str, sums: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a bundle that say which graphs run at a depth."""
+    decode, score, readout = graphs["decode"], graphs.get("score"), graphs.get("readout")
+    own = "".join(sums.get(name, name) for name in (decode["file"], weights))
+    _found(folder, weights)
+    return {
+        "identity": hashlib.sha256(own.encode()).hexdigest(),
+        "graph": _found(folder, decode["file"]),
+        "states": tuple(StateSpec(**{**state, "shape": tuple(state["shape"])}) for state in decode["states"]),
+        "logits": str(decode["logits"]),
+        "score": _found(folder, score["file"]) if score else None,
+        "heads": tuple(score["outputs"]) if score else (),
+        "readout": _found(folder, readout["file"]) if readout else None,
+        "pooled": tuple(readout["outputs"]) if readout else (),
+    }
+
+
+def _blocks(elastic: Mapping[str, Any]) -> Blocks:
+    order = tuple(int(block) for block in elastic["order"])
+    return Blocks(str(elastic["input"]), order, int(elastic["least"]), frozenset(order))
+
+
+def _found(folder: Path, name: str) -> Path:
+    """A file that the description names.
+
+    Raises:
+        DamagedFileError: it is not there.
+    """
+    if not (folder / name).is_file():
+        raise DamagedFileError(f"{folder / name}: is missing. {_AGAIN}")
+    return folder / name
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

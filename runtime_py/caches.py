@@ -39,6 +39,13 @@ class Caches:
         """Position of each filled row."""
         self.filled, self.ordered = 0, True
 
+    @classmethod
+    def sized(cls, specs: Sequence[StateSpec], context: int, chunk: int, margin: int) -> Caches:
+        """Caches that are large enough for their window, for a rewind by ``margin`` and for a call."""
+        window = specs[0].window
+        capacity = min(context, window - 1 + margin + chunk) if window else context
+        return cls(specs, window, capacity, margin)
+
     @property
     def first(self) -> int:
         """Earliest position held in an unbroken sequence; 0 where nothing was let go yet."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from runtime_py import bench
 from runtime_py.answer import Answer
+from runtime_py.climb import AUTO, CONFIDENCE, PROBABILITY, Climb
 from runtime_py.conversation import Asking, Conversation
 from runtime_py.errors import DeviceError, InputFileError
 from runtime_py.model import Model
@@ -20,6 +21,13 @@ from runtime_py.tools import Tool, as_tool, read_tools, tools_from_file
 
 __all__ = ["main"]
 
+_CLIMBING: Final = {
+    "threshold": "threshold",
+    "sure_by": "by",
+    "within_seconds": "seconds",
+    "within_tokens": "tokens",
+}
+"""Options of a climb, and what they set."""
 _NO_CALLS: Final = 7
 _INTERRUPTED: Final = 130
 _EPILOG: Final = """\
@@ -76,6 +84,15 @@ def _parser() -> argparse.ArgumentParser:
     answer.add_argument("--top-p", type=float, default=1.0)
     answer.add_argument("--min-p", type=float, default=0.0)
     answer.add_argument("--seed", type=int)
+    depth = parser.add_argument_group("depth, where the bundle runs at several")
+    depth.add_argument(
+        "--depth", type=_depth, metavar="N|auto", help="blocks that answer; auto climbs until one is sure"
+    )
+    depth.add_argument("--threshold", type=float, metavar="P", help="sure enough for auto; default 0.9")
+    depth.add_argument("--sure-by", choices=[CONFIDENCE, PROBABILITY], help="default: the head, if any")
+    depth.add_argument("--within-seconds", type=float, metavar="S", help="begin no rung that ends later")
+    depth.add_argument("--within-tokens", type=int, metavar="T", help="nor one that takes more in all")
+    depth.add_argument("--draft", type=int, metavar="N", help="let N blocks draft what the depth checks")
     device = parser.add_argument_group("the device")
     device.add_argument("--context", type=int, help="tokens of prompt and answer; default: as trained")
     device.add_argument("--window", type=int, help="served window; default: the checkpoint's, 0 is none")
@@ -96,11 +113,36 @@ def _checked(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Name
         parser.error("--top-tools offers other tools from query to query: drop --prefix-file")
     if options.top_tools is not None and options.query is None and options.queries is None:
         parser.error("--top-tools needs QUERY or --queries: a session keeps its tools")
+    if options.depth != AUTO and any(getattr(options, name) is not None for name in _CLIMBING):
+        parser.error("--threshold, --sure-by and --within-... are for --depth auto")
+    if options.depth == AUTO and options.prefix_file is not None:
+        parser.error("--prefix-file keeps one depth: drop it, or --depth auto")
+    if (
+        options.depth == AUTO
+        and options.tools is None
+        and options.schema is None
+        and options.query is not None
+    ):
+        parser.error("--depth auto needs --tools or --schema: a text has no end to be sure of")
     return options
+
+
+def _depth(word: str) -> int | str:
+    return AUTO if word == AUTO else int(word)
+
+
+def _climb(options: argparse.Namespace) -> int | Climb | None:
+    """The depth that is asked for, or how to find it."""
+    if options.depth != AUTO:
+        return None if options.depth is None else int(options.depth)
+    given = {field: getattr(options, name) for name, field in _CLIMBING.items()}
+    return Climb(**{field: value for field, value in given.items() if value is not None})
 
 
 def _run(options: argparse.Namespace) -> int:
     asking = Asking(
+        depth=_climb(options),
+        draft=options.draft,
         sampling=Sampling(
             temperature=options.temperature,
             top_k=options.top_k,
@@ -159,16 +201,20 @@ def _kept_prefix(model: Model, options: argparse.Namespace, tools: list[Tool]) -
     path: Path = options.prefix_file
     if path.exists():
         state = model.load_state(path, options.context)
-        if model.holds_prefix(state, tools, options.system) and options.window in {None, state.window}:
+        fits = options.window in {None, state.window} and (options.depth or model.depths[-1]) == state.depth
+        if fits and model.holds_prefix(state, tools, options.system):
             return state
-    state = model.prefix(tools, options.system, context=options.context, window=options.window)
+    place = {"context": options.context, "window": options.window, "depth": options.depth}
+    state = model.prefix(tools, options.system, **place)
     state.save(path)
     return state
 
 
 def _plain(model: Model, options: argparse.Namespace, asking: Asking) -> int:
-    state = model.state(options.context, window=options.window)
-    generation = model.generate(options.query, state, sampling=asking.sampling, max_tokens=asking.max_tokens)
+    state = model.state(options.context, window=options.window, depth=options.depth)
+    generation = model.generate(
+        options.query, state, sampling=asking.sampling, max_tokens=asking.max_tokens, draft=asking.draft
+    )
     for piece in generation:
         if not options.json:
             sys.stdout.write(piece)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from runtime_py.answer import Answer, Call, parse_calls
+from runtime_py.answer import Answer, parse_calls
+from runtime_py.climb import AUTO, CONFIDENCE, PROBABILITY, Attempt, Climb
 from runtime_py.errors import InputError
 from runtime_py.generate import STOP, Generation
 from runtime_py.grammar import Constraint, is_installed
 from runtime_py.prompt import TURN_END, render_prefix, render_query, render_turn
 from runtime_py.sampling import Sampling
+from runtime_py.speculation import Speculation
 from runtime_py.state import State
 from runtime_py.tools import Tool
 
@@ -25,6 +27,11 @@ __all__ = ["Asking", "Conversation"]
 class Asking:
     """How to answer."""
 
+    depth: int | str | Climb | None = None
+    """Blocks that answer; ``auto`` climbs from a shallow rung by the defaults of :class:`Climb`; None is the
+    conversation's own, the deepest."""
+    draft: int | Speculation | None = None
+    """Depth that drafts for any deeper one that answers; None is none."""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 256
     constrain: bool | None = None
@@ -37,36 +44,71 @@ class Asking:
     """Calls of an answer less sure are withheld; implies ``confidence``."""
 
     def __post_init__(self) -> None:
-        """Refuse a threshold that no probability can be compared with.
+        """Refuse a threshold that no probability can be compared with, and a depth that is none.
 
         Raises:
-            InputError: ``min_confidence`` is not 0 to 1.
+            InputError: ``min_confidence`` is not 0 to 1, or ``depth`` a word other than ``auto``.
         """
         if self.min_confidence is not None and not 0 <= self.min_confidence <= 1:
             raise InputError(f"min_confidence is {self.min_confidence!r}: give a probability, 0 to 1.")
+        if isinstance(self.depth, str) and self.depth != AUTO:
+            raise InputError(f"depth is {self.depth!r}: give a number of blocks, or {AUTO!r}.")
+
+    @property
+    def climb(self) -> Climb | None:
+        """How to find the depth, where it is left open."""
+        if self.depth == AUTO:
+            return Climb()
+        return self.depth if isinstance(self.depth, Climb) else None
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What one rung made of a query."""
+
+    answer: Answer
+    state: State
+    ended: bool
+    """Whether the state has seen the end of the answer's turn."""
 
 
 class Conversation:
-    """Turns over one set of tools; every turn stays in the state until :meth:`reset`."""
+    """Turns over one set of tools; every turn stays until :meth:`reset`."""
 
-    def __init__(self, model: Model, tools: Sequence[Tool], system: str, prefix: State) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tools: Sequence[Tool],
+        system: str,
+        prefix_at: Callable[[int], State],
+        depth: int,
+    ) -> None:
         """Start after the tools.
 
         Args:
             model: what answers.
             tools: the declared tools.
             system: an instruction that goes first.
-            prefix: a state that holds the tools, as :meth:`~runtime_py.model.Model.prefix` makes it.
+            prefix_at: gives a state that holds the tools at a depth, as
+                :meth:`~runtime_py.model.Model.prefix` makes it.
+            depth: that answers where none is asked for.
         """
         self._model, self.tools, self._system = model, list(tools), system
-        self._prefix = prefix
-        self.state = prefix
-        """What the conversation has come to."""
-        self._turns, self._ended = 0, False
+        self._prefix_at, self._depth = prefix_at, depth
+        self.reset()
 
     def reset(self) -> None:
         """Forget every turn, and keep the tools."""
-        self.state, self._turns, self._ended = self._prefix, 0, False
+        self._states: dict[int, State] = {}
+        """By depth what a rung has seen: all of the conversation, or its beginning."""
+        self._ids: list[int] = []
+        """All of the conversation; empty before the first turn."""
+        self._last, self._ended = self._depth, False
+
+    @property
+    def state(self) -> State:
+        """What the conversation has come to, at the depth that answered last."""
+        return self._state_at(self._last)
 
     def ask(self, query: str, asking: Asking | None = None) -> Answer:
         """Answer a query.
@@ -78,41 +120,86 @@ class Conversation:
             PromptTooLongError: it does not fit in what is left of the context.
             GrammarError: a tool's schema cannot be enforced.
             MissingHeadError: a score is asked for, and the bundle has no confidence head.
+            UnknownDepthError: the bundle does not run at a depth that is asked for.
+            SingleDepthError: it runs at one depth, and another is needed to climb or draft.
         """
         asking = asking or Asking()
         if asking.confidence or asking.min_confidence is not None:
             self._model.require_confidence()
-        ids, constraint = self._opening(query), self._constraint(asking)
-        state = self.state.fork()
+        ids = self._prompt(query)
+        if asking.climb is not None:
+            turn = self._climb(ids, asking, asking.climb)
+        else:
+            turn = self._turn(ids, asking, asking.depth if isinstance(asking.depth, int) else self._depth)
+        answer, state = turn.answer, turn.state
+        self._states[state.depth], self._ids = state, state.ids.tolist()
+        self._last, self._ended = state.depth, turn.ended
+        return self._withheld(answer, asking.min_confidence)
+
+    def _climb(self, ids: list[int], asking: Asking, climb: Climb) -> _Turn:
+        """Let rung after rung answer, until one is sure or the budget is spent."""
+        first, *others = climb.rungs(self._model.depths, self._model.bundle.name)
+        by = climb.by or (CONFIDENCE if self._model.has_confidence else PROBABILITY)
+        if by == CONFIDENCE:
+            asking = replace(asking, confidence=True)
+            self._model.require_confidence()
+        turn = self._turn(ids, asking, first)
+        attempts = [_attempt(turn, by)]
+        for depth in others:
+            if attempts[-1].score >= climb.threshold or not climb.affords(attempts, depth):
+                break
+            turn = self._turn(ids, asking, depth)
+            attempts.append(_attempt(turn, by))
+        return replace(turn, answer=replace(turn.answer, attempts=tuple(attempts)))
+
+    def _turn(self, ids: list[int], asking: Asking, depth: int) -> _Turn:
+        """Answer at one depth, from the beginning of the conversation to the start of the answer ``ids``."""
+        state = self._state_at(depth).fork()
+        if state.ids.tolist() != ids[: state.position]:
+            message = (
+                f"the state given holds {state.position} tokens that are not the beginning of this prompt. "
+                "Make it with the same tools and system text."
+            )
+            raise InputError(message)
+        constraint = self._constraint(asking)
+        draft = Speculation(depth=asking.draft) if isinstance(asking.draft, int) else asking.draft
+        if draft is not None and asking.climb is not None and draft.depth >= depth:
+            draft = None
+        drafter = None
+        if draft is not None and draft.depth in self._model.depths:
+            drafter = self._state_at(draft.depth).fork()
         generation = self._model.generate(
-            ids,
+            ids[state.position :],
             state,
             sampling=asking.sampling,
             max_tokens=asking.max_tokens,
             stop_pieces=(TURN_END,),
             constraint=constraint,
+            draft=draft,
+            drafter=drafter,
         ).run()
         answer = self._read(generation, constrained=constraint is not None)
         ended = self._end_turn(state, answer)
         if self._wants_score(asking, state):
-            answer = self._scored(answer, state, ended=ended, threshold=asking.min_confidence)
-        self.state, self._turns, self._ended = state, self._turns + 1, ended
-        return answer
+            seen = state if ended or answer.finish_reason != STOP else self._spelled(state, answer)
+            answer = replace(answer, confidence=self._model.confidence(seen, depth=depth))
+        return _Turn(answer, state, ended)
 
-    def _opening(self, query: str) -> list[int]:
-        """Tokens from the present state to the start of the answer."""
-        if self._turns:
-            return self._model.encode(("" if self._ended else TURN_END) + render_turn(query))
+    def _state_at(self, depth: int) -> State:
+        """The conversation before the present turn, as a rung has seen it; not to be changed."""
+        state = self._states.get(depth) or self._prefix_at(depth)
+        if missed := self._ids[state.position :]:
+            state = state.fork()
+            state.advance(missed)
+        self._states[depth] = state
+        return state
+
+    def _prompt(self, query: str) -> list[int]:
+        """Tokens of the whole conversation, up to the start of the answer."""
+        if self._ids:
+            return [*self._ids, *self._model.encode(("" if self._ended else TURN_END) + render_turn(query))]
         # As one text, so that the tokens are the same as if the tools had not been prefilled before.
-        whole = self._model.encode(render_prefix(self.tools, self._system) + render_query(query), bos=True)
-        held = state_ids(self.state)
-        if whole[: len(held)] != held:
-            message = (
-                f"the state given holds {len(held)} tokens that are not the beginning of this prompt. Make "
-                "it with the same tools and system text."
-            )
-            raise InputError(message)
-        return whole[len(held) :]
+        return self._model.encode(render_prefix(self.tools, self._system) + render_query(query), bos=True)
 
     def _constraint(self, asking: Asking) -> Constraint | None:
         if asking.constrain is False or (asking.constrain is None and not is_installed()):
@@ -137,6 +224,8 @@ class Conversation:
             ids=tuple(generation.ids),
             finish_reason=str(generation.finish_reason),
             constrained=constrained,
+            depth=generation.state.depth,
+            probability=generation.probability,
             usage=generation.usage,
         )
 
@@ -153,25 +242,31 @@ class Conversation:
             return asking.min_confidence is not None or self._model.is_pooled(state)
         return asking.confidence or asking.min_confidence is not None
 
-    def _scored(self, answer: Answer, state: State, *, ended: bool, threshold: float | None) -> Answer:
-        """The answer with its confidence, its calls withheld where that is too low."""
-        seen = state if ended or answer.finish_reason != STOP else self._spelled(state, answer)
-        score = self._model.confidence(seen)
-        problem, withheld = answer.problem, tuple[Call, ...]()
-        if threshold is not None and score < threshold and answer.calls:
-            withheld = answer.calls
-            problem = f"withheld: confidence {score:.3f} is below {threshold:g}"
-        calls = () if withheld else answer.calls
-        return replace(answer, confidence=score, withheld=withheld, calls=calls, problem=problem)
+    @staticmethod
+    def _withheld(answer: Answer, threshold: float | None) -> Answer:
+        """The answer, without its calls where it is not sure enough of them."""
+        score = answer.confidence
+        if threshold is None or score is None or score >= threshold or not answer.calls:
+            return answer
+        problem = f"withheld: confidence {score:.3f} is below {threshold:g}"
+        return replace(answer, withheld=answer.calls, calls=(), problem=problem)
 
     def _spelled(self, state: State, answer: Answer) -> list[int] | State:
         """What an answer is scored on, where the state does not hold the end of its turn."""
         last = answer.ids[-1]
         if last == self._model.bundle.tokens.eos:
             return state
-        return [*state_ids(state), last]
+        return [*state.ids.tolist(), last]
 
 
-def state_ids(state: State) -> list[int]:
-    """Tokens that a state holds, as a list."""
-    return [int(token) for token in state.ids]
+def _attempt(turn: _Turn, by: str) -> Attempt:
+    """What a rung's turn says of the rung."""
+    answer = turn.answer
+    score = answer.probability if by == PROBABILITY else answer.confidence
+    usage = answer.usage
+    return Attempt(
+        answer.depth,
+        0.0 if score is None or answer.problem is not None else score,
+        usage.prompt_tokens + usage.completion_tokens,
+        usage.prefill_seconds + usage.decode_seconds,
+    )

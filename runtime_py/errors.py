@@ -19,6 +19,7 @@ __all__ = [
     "InputError",
     "InputFileError",
     "MissingHeadError",
+    "MissingLogitsError",
     "MissingPackageError",
     "MissingTokenizerError",
     "NotABundleError",
@@ -26,11 +27,13 @@ __all__ = [
     "RewindError",
     "RuntimeFloorError",
     "SamplingError",
+    "SingleDepthError",
     "StateError",
     "StateFileError",
     "TokenIdError",
     "ToolSchemaError",
     "UnavailableError",
+    "UnknownDepthError",
 ]
 
 
@@ -136,5 +139,17 @@ class MissingHeadError(UnavailableError):
     """The bundle has no such head."""
 
 
+class MissingLogitsError(UnavailableError):
+    """The graph gives the last position's logits alone, and several are needed."""
+
+
 class MissingTokenizerError(UnavailableError):
     """The bundle has no tokenizer that could be used."""
+
+
+class UnknownDepthError(UnavailableError):
+    """The bundle does not run at that depth."""
+
+
+class SingleDepthError(UnavailableError):
+    """Climbing or drafting takes a second depth, and the bundle has one."""

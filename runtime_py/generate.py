@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from runtime_py.errors import BusyStateError, InputError
-from runtime_py.grammar import Constraint
-from runtime_py.sampling import Sampler, Sampling
-from runtime_py.session import Logits
-from runtime_py.state import State
+from runtime_py.decoding import Decoding
+from runtime_py.errors import InputError
 from runtime_py.text import StopStrings, Text, TextStream
 from runtime_py.usage import Usage, peak_memory
 
@@ -51,45 +49,37 @@ class Generation(Iterator[str]):
     """
 
     def __init__(
-        self,
-        state: State,
-        logits: Logits,
-        text: Text | None,
-        sampling: Sampling,
-        stops: Stops,
-        constraint: Constraint | None = None,
-        prefill: tuple[int, float] = (0, 0.0),
+        self, decoding: Decoding, text: Text | None, stops: Stops, prefill: tuple[int, float] = (0, 0.0)
     ) -> None:
         """Start after a prefill.
 
         Args:
-            state: that was prefilled; nothing else may use it meanwhile.
-            logits: [V] after the last token.
-            text: the tokenizer; None streams empty pieces, one a token.
-            sampling: how to choose.
+            decoding: chooses tokens.
+            text: the tokenizer; None streams empty pieces, one for each time that tokens are chosen.
             stops: when to end.
-            constraint: what to admit.
             prefill: tokens and seconds of it.
         """
-        self.state = state
+        self.state = decoding.state
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None
-        self._logits, self._sampler, self._stops = logits, Sampler(sampling), stops
-        self._constraint, self._prefill = constraint, prefill
+        self._decoding, self._stops, self._prefill = decoding, stops, prefill
         self._stream = TextStream(text) if text else None
         self._strings = StopStrings(stops.strings)
-        self._pending: list[int] = []
-        """Tokens chosen that the state has not seen."""
-        self._position = state.position
         self._seconds = 0.0
         self._closed = False
+
+    @property
+    def probability(self) -> float:
+        """Product of the chosen tokens' probabilities so far, by the model alone; a forced one counts 1."""
+        return math.exp(self._decoding.log_probability)
 
     @property
     def usage(self) -> Usage:
         """Figures so far."""
         tokens, seconds = self._prefill
-        return Usage(tokens, len(self.ids), seconds, self._seconds, peak_memory())
+        drafted, accepted = self._decoding.drafted, self._decoding.accepted
+        return Usage(tokens, len(self.ids), seconds, self._seconds, peak_memory(), drafted, accepted)
 
     def __next__(self) -> str:
         """The next piece of text, not empty where there is a tokenizer."""
@@ -111,63 +101,35 @@ class Generation(Iterator[str]):
         return self
 
     def _advance(self) -> str:
-        """Choose one token, or take those that are forced; returns the text that became certain."""
-        self._feed()
-        tokens = self._forced() or [self._choose()]
-        if self._constraint is not None:
-            self._constraint.push(tokens)
-        pieces = ""
-        for token in tokens:
+        """Choose one token or several; returns the text that became certain."""
+        kept, pieces = list[int](), ""
+        for token in self._decoding.choose(self._stops.max_tokens - len(self.ids)):
             self.ids.append(token)
             if token in self._stops.ids:
                 self.finish_reason = STOP
                 break
-            self._pending.append(token)
+            kept.append(token)
             pieces += self._strings.push(self._stream.push(token)) if self._stream else ""
             if self._strings.found:
                 self.finish_reason = STOP
                 break
+        self._decoding.settle(kept)
         if self.finish_reason is None:
             self.finish_reason = self._reason()
         return pieces
 
     def _reason(self) -> str | None:
-        if self._constraint is not None and self._constraint.finished:
+        constraint = self._decoding.constraint
+        if constraint is not None and constraint.finished:
             return STOP
         if len(self.ids) >= self._stops.max_tokens:
             return LENGTH
-        return CONTEXT if len(self._pending) > self.state.room else None
-
-    def _choose(self) -> int:
-        allowed = self._constraint.allowed() if self._constraint is not None else None
-        return self._sampler.choose(self._logits, allowed)
-
-    def _forced(self) -> list[int]:
-        """Tokens that need no logits: they are fed in one call."""
-        if self._constraint is None:
-            return []
-        limit = min(self._stops.max_tokens - len(self.ids), self.state.room)
-        return self._constraint.forced()[: max(limit, 0)]
-
-    def _feed(self) -> None:
-        """Show the state what was chosen."""
-        if not self._pending:
-            return
-        if self.state.position != self._position:
-            message = (
-                f"the state was moved from position {self._position} to {self.state.position} while a "
-                "generation used it. Fork the state for what goes on beside it."
-            )
-            raise BusyStateError(message)
-        self._logits = self.state.advance(self._pending)
-        self._pending = []
-        self._position = self.state.position
+        return CONTEXT if self._decoding.is_full else None
 
     def _close(self) -> str:
         """Flush the text, and let the state see what still fits."""
         self._closed = True
-        self._pending = self._pending[: self.state.room]
-        self._feed()
+        self._decoding.close()
         if self._stream is None or self._strings.found:
             return ""
         return self._strings.push(self._stream.close()) + self._strings.close()

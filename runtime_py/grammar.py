@@ -137,6 +137,10 @@ class Constraint:
         """Start at the beginning of an answer."""
         self._matcher, self._never, self._width = matcher, never, width
 
+    def fork(self) -> Constraint:
+        """A copy that goes its own way."""
+        return Constraint(self._matcher.deep_copy(), self._never, self._width)
+
     @property
     def finished(self) -> bool:
         """Whether the answer is complete and can only end."""

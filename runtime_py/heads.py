@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from runtime_py.bundle import Bundle
 from runtime_py.errors import MissingHeadError
-from runtime_py.session import open_session
+from runtime_py.session import Sessions
 from runtime_py.state import State
 
 __all__ = ["Heads", "ToolIndex", "sigmoid"]
@@ -22,13 +21,11 @@ Vector = NDArray[np.float32]
 
 
 class Heads:
-    """The graphs of the heads, each loaded when it is first asked."""
+    """The graphs of the heads at one depth, each loaded when it is first asked."""
 
-    def __init__(self, bundle: Bundle, threads: int = 0) -> None:
+    def __init__(self, bundle: Bundle, sessions: Sessions) -> None:
         """Remember what to load."""
-        self._bundle, self._threads = bundle, threads
-        self._sessions: dict[Path, ort.InferenceSession] = {}
-        self._lock = threading.Lock()
+        self._bundle, self._sessions = bundle, sessions
 
     def is_pooled(self, head: str, state: State) -> bool:
         """Whether :meth:`read` can give a head's output: its pooling takes padding for text."""
@@ -52,10 +49,8 @@ class Heads:
         Returns:
             As :meth:`score`.
         """
-        session = self._load(self._path(head, self._bundle.readout, self._bundle.pooled))
-        inputs = [value.name for value in session.get_inputs()]
-        given = state.present()
-        return np.asarray(session.run([head], {name: given[name] for name in inputs})[0][0], np.float32)
+        path = self._path(head, self._bundle.readout, self._bundle.pooled)
+        return self._run(path, head, state.present())
 
     def score(self, head: str, ids: Sequence[int]) -> Vector:
         """A head's output for a whole sequence.
@@ -70,8 +65,8 @@ class Heads:
         Raises:
             MissingHeadError: the bundle does not carry it.
         """
-        session = self._load(self._path(head, self._bundle.score, self._bundle.heads))
-        return np.asarray(session.run([head], {"input_ids": np.asarray([ids], np.int64)})[0][0], np.float32)
+        path = self._path(head, self._bundle.score, self._bundle.heads)
+        return self._run(path, head, {"input_ids": np.asarray([ids], np.int64)})
 
     def _path(self, head: str, path: Path | None, heads: Sequence[str]) -> Path:
         if path is None or head not in heads:
@@ -82,11 +77,12 @@ class Heads:
             raise MissingHeadError(message)
         return path
 
-    def _load(self, path: Path) -> ort.InferenceSession:
-        with self._lock:
-            if path not in self._sessions:
-                self._sessions[path] = open_session(path, self._threads)
-            return self._sessions[path]
+    def _run(self, path: Path, head: str, given: Mapping[str, NDArray[Any]]) -> Vector:
+        """A head's output for one row, given what its graph asks for and maybe more."""
+        session = self._sessions[path]
+        everything = {**given, **self._bundle.choice}
+        inputs = {value.name: everything[value.name] for value in session.get_inputs()}
+        return np.asarray(session.run([head], inputs)[0][0], np.float32)
 
 
 class ToolIndex:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -14,14 +14,19 @@ from numpy.typing import NDArray
 
 from runtime_py.answer import Answer
 from runtime_py.bundle import Bundle
+from runtime_py.climb import Climb
 from runtime_py.conversation import Asking, Conversation
+from runtime_py.decoding import Decoding
 from runtime_py.errors import ForeignStateError, InputError, StateFileError
 from runtime_py.generate import Generation, Stops, stop_ids
 from runtime_py.grammar import Constraint, GrammarCompiler
-from runtime_py.heads import Heads, ToolIndex, Vector, sigmoid
+from runtime_py.heads import ToolIndex, Vector, sigmoid
+from runtime_py.prefixes import Prefixes
 from runtime_py.prompt import render_prefix
-from runtime_py.sampling import Sampling
-from runtime_py.session import Decoder, Logits
+from runtime_py.rungs import Rungs
+from runtime_py.sampling import Sampler, Sampling
+from runtime_py.session import Logits
+from runtime_py.speculation import Speculation, Speculative
 from runtime_py.state import Ids, State
 from runtime_py.statefile import read_state
 from runtime_py.text import Text
@@ -33,14 +38,12 @@ _CHUNK: Final = 32
 
 
 class Model:
-    """One bundle in one session of ONNX Runtime. Threads may share it, each with states of its own."""
+    """One bundle, at every depth that it runs at. Threads may share it, each with states of its own."""
 
-    def __init__(self, decoder: Decoder, *, threads: int = 0, chunk: int = _CHUNK) -> None:
-        """Wrap a loaded graph; :meth:`load` is the usual way."""
-        self._decoder, self.bundle, self._chunk = decoder, decoder.bundle, chunk
-        self._heads = Heads(decoder.bundle, threads)
-        self._lock = threading.Lock()
-        self._prefix: tuple[tuple[object, ...], State] | None = None
+    def __init__(self, rungs: Rungs, *, chunk: int = _CHUNK) -> None:
+        """Wrap loaded graphs; :meth:`load` is the usual way."""
+        self._rungs, self.bundle, self._chunk = rungs, rungs.bundle, chunk
+        self._prefixes = Prefixes()
         self._embedded: dict[str, Vector] = {}
 
     @classmethod
@@ -58,9 +61,12 @@ class Model:
         """
         if chunk < 1:
             raise InputError(f"chunk is {chunk!r}: give 1 or more.")
-        return cls(
-            Decoder.load(Bundle.load(Path(path), verify=verify), threads), threads=threads, chunk=chunk
-        )
+        return cls(Rungs(Bundle.load(Path(path), verify=verify), threads), chunk=chunk)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths that the bundle runs at, the shallowest first; the last is the usual one."""
+        return self._rungs.depths
 
     @cached_property
     def text(self) -> Text:
@@ -78,29 +84,33 @@ class Model:
         Raises:
             UnavailableError: there is no tokenizer, or llguidance is not installed.
         """
-        return GrammarCompiler(self.text, self.bundle.tokens, self._decoder.width)
+        return GrammarCompiler(self.text, self.bundle.tokens, self._rungs.deepest.decoder.width)
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
         """Token ids of a text, behind ``bos`` where asked."""
         return [*([self.bundle.tokens.bos] if bos else []), *self.text.encode(text)]
 
-    def state(self, context: int | None = None, *, window: int | None = None) -> State:
+    def state(
+        self, context: int | None = None, *, window: int | None = None, depth: int | None = None
+    ) -> State:
         """A state before its first token.
 
         Args:
             context: tokens that it may hold; None is what the checkpoint was trained for.
             window: served window: every block sees only the last so many positions, and a pinned prefix
                 (:meth:`State.pin`). None is the checkpoint's own, 0 is none.
+            depth: blocks that run, one of :attr:`depths`; None is all of them.
 
         Raises:
             InputError: one of them is out of its range.
+            UnknownDepthError: the bundle does not run at that depth.
         """
         context = self.bundle.context if context is None else context
         window = self.bundle.kv_window if window is None else window
         if context < 1 or window < 0:
             message = f"context is {context!r}, window {window!r}: give 1 or more, and 0 or more."
             raise InputError(message)
-        return State(self._decoder, context, window, self._chunk)
+        return State(self._rungs[depth].decoder, context, window, self._chunk)
 
     def load_state(self, path: str | Path, context: int | None = None) -> State:
         """Read what :meth:`State.save` wrote.
@@ -110,9 +120,10 @@ class Model:
             ForeignStateError: it was saved with another bundle.
         """
         saved = read_state(Path(path))
-        if saved.identity != self.bundle.identity:
+        depth = self._rungs.depth_of(saved.identity)
+        if depth is None:
             raise self._foreign(f"{path}")
-        state = self.state(context, window=saved.window)
+        state = self.state(context, window=saved.window, depth=depth)
         if len(saved.ids) > state.context:
             message = (
                 f"{path}: holds {len(saved.ids)} tokens, and context is {state.context}. Load it with more."
@@ -140,7 +151,7 @@ class Model:
             PromptTooLongError: the prompt does not fit in what is left of the context.
             BusyStateError: another thread uses the state.
         """
-        if state.identity != self.bundle.identity:
+        if self._rungs.depth_of(state.identity) is None:
             raise self._foreign("the state")
         ids: Ids = self.encode(prompt, bos=state.position == 0) if isinstance(prompt, str) else prompt
         return state.advance(ids)
@@ -162,27 +173,42 @@ class Model:
         prompt: str | Ids,
         state: State | None = None,
         *,
+        depth: int | None = None,
         sampling: Sampling | None = None,
         max_tokens: int = 256,
         stop: Sequence[str] = (),
         stop_pieces: Sequence[str] = (),
         constraint: Constraint | None = None,
+        draft: int | Speculation | None = None,
+        drafter: State | None = None,
     ) -> Generation:
         """Answer a prompt, streaming.
 
         Args:
             prompt: as :meth:`prefill` takes it; it is prefilled before this returns.
             state: to go on with; None starts a new one.
+            depth: of the new state; None is the deepest, or the given state's own.
             sampling: how to choose; None is greedy.
             max_tokens: of the answer.
             stop: strings that end it.
             stop_pieces: pieces of the vocabulary that end it, besides the end of the sequence.
             constraint: what to admit.
+            draft: depth that drafts tokens, for the state's to check several in one call; None is none.
+            drafter: a state at that depth, which holds the beginning of the same tokens; None is a new one.
 
         Returns:
             An iterator over pieces of text; ids, text, finish reason and usage are its attributes.
+
+        Raises:
+            UnknownDepthError: the bundle does not run at that depth.
+            InputError: the state given runs at another, or the drafter does not fit.
+            UnavailableError: a draft is asked for, and the bundle has no second depth, or its graph gives
+                no more than the last position's logits.
         """
-        state = self.state() if state is None else state
+        state = self.state(depth=depth) if state is None else state
+        if depth not in {None, state.depth}:
+            message = f"depth is {depth!r}, and the state given runs at {state.depth}: give one of the two."
+            raise InputError(message)
         # Ids alone need no tokenizer.
         text = self.text if self.bundle.tokenizer or stop or stop_pieces or isinstance(prompt, str) else None
         stops = Stops(
@@ -190,10 +216,27 @@ class Model:
             ids=stop_ids(text, self.bundle.tokens.eos, stop_pieces),
             strings=tuple(stop),
         )
+        speculation = Speculation(depth=draft) if isinstance(draft, int) else draft
+        if speculation is not None:
+            speculation.check(state, self.depths)
+            drafter = drafter or self.state(state.context, window=state.window, depth=speculation.depth)
         before, start = state.position, time.perf_counter()
         logits = self.prefill(state, prompt)
+        sampler = Sampler(sampling or Sampling())
+        if speculation is None or drafter is None:
+            decoding = Decoding(state, logits, sampler, constraint)
+        else:
+            decoding = Speculative(
+                state,
+                logits,
+                sampler,
+                constraint,
+                drafter=drafter,
+                speculation=speculation,
+                stops=stops.ids,
+            )
         spent = (state.position - before, time.perf_counter() - start)
-        return Generation(state, logits, text, sampling or Sampling(), stops, constraint, spent)
+        return Generation(decoding, text, stops, spent)
 
     def prefix(
         self,
@@ -202,14 +245,19 @@ class Model:
         *,
         context: int | None = None,
         window: int | None = None,
+        depth: int | None = None,
     ) -> State:
         """A state that holds the offered tools, pinned, for :meth:`call`; it can be saved."""
-        return self._prefixed(read_tools(tools), system, context, window)
+        state = self.state(context, window=window, depth=depth)
+        ids = self.encode(render_prefix(read_tools(tools), system), bos=True)
+        state.pin(len(ids))
+        self.prefill(state, ids)
+        return state
 
     def holds_prefix(self, state: State, tools: Sequence[Schema | Tool], system: str = "") -> bool:
         """Whether a state is what :meth:`prefix` makes of these tools."""
         wanted = self.encode(render_prefix(read_tools(tools), system), bos=True)
-        return bool(state.identity == self.bundle.identity and list(state.ids) == wanted)
+        return self._rungs.depth_of(state.identity) is not None and state.ids.tolist() == wanted
 
     def conversation(
         self,
@@ -225,16 +273,26 @@ class Model:
         Args:
             tools: as :func:`runtime_py.tools.read_tools` takes them.
             system: an instruction that goes first.
-            prefix: what :meth:`prefix` made of the same; None makes it, unless the last one will do.
+            prefix: what :meth:`prefix` made of the same, for its depth; others are made, and kept.
             context: as of :meth:`state`.
             window: as of :meth:`state`.
         """
         declared = read_tools(tools)
-        if prefix is not None and prefix.identity != self.bundle.identity:
-            raise self._foreign("the prefix")
-        if prefix is None:
-            prefix = self._cached_prefix(declared, system, context, window)
-        return Conversation(self, declared, system, prefix)
+        if prefix is not None:
+            if self._rungs.depth_of(prefix.identity) is None:
+                raise self._foreign("the prefix")
+            context, window = prefix.context, prefix.window
+
+        def prefix_at(depth: int) -> State:
+            if prefix is not None and prefix.depth == depth:
+                return prefix
+            key = (render_prefix(declared, system), context, window)
+            return self._prefixes.fork(
+                key, depth, lambda: self.prefix(declared, system, context=context, window=window, depth=depth)
+            )
+
+        usual = self.depths[-1] if prefix is None else prefix.depth
+        return Conversation(self, declared, system, prefix_at, usual)
 
     def call(
         self,
@@ -246,6 +304,8 @@ class Model:
         context: int | None = None,
         window: int | None = None,
         top_tools: int | None = None,
+        depth: int | str | Climb | None = None,
+        draft: int | Speculation | None = None,
         asking: Asking | None = None,
     ) -> Answer:
         """Answer a query with calls of the offered tools.
@@ -258,6 +318,8 @@ class Model:
             context: tokens of prompt and answer; None is what the checkpoint was trained for.
             window: as of :meth:`state`.
             top_tools: offer only so many, the nearest to the query; None offers all.
+            depth: as of :class:`Asking`, over which it goes.
+            draft: likewise.
             asking: how to answer; None is greedily, constrained where llguidance is installed.
 
         Raises:
@@ -267,6 +329,9 @@ class Model:
         if top_tools is not None:
             declared = self.nearest_tools(query, declared, top_tools)
         conversation = self.conversation(declared, system, prefix=prefix, context=context, window=window)
+        asking = asking or Asking()
+        asking = asking if depth is None else replace(asking, depth=depth)
+        asking = asking if draft is None else replace(asking, draft=draft)
         return conversation.ask(query, asking)
 
     def extract(self, text: str, schema: Schema, *, system: str = "", asking: Asking | None = None) -> Answer:
@@ -283,21 +348,28 @@ class Model:
         settings = {**vars(asking or Asking()), "exactly_one": True}
         return self.call(text, [as_tool(schema)], system=system, asking=Asking(**settings))
 
-    def confidence(self, answered: State | Ids) -> float:
+    def confidence(self, answered: State | Ids, *, depth: int | None = None) -> float:
         """Probability that an answer is right.
 
         Args:
             answered: a state that holds, or ids [T] that are, ``bos``, prompt and answer, without ``eos``.
                 A state costs no second pass where the bundle pools while decoding.
+            depth: of the ladder that scores ids; a state is scored at its own.
 
         Raises:
             MissingHeadError: the bundle has no confidence head.
         """
         if isinstance(answered, State):
+            depth = answered.depth
             if answered.position and self.is_pooled(answered):
-                return sigmoid(float(self._heads.read("confidence", answered)[0]))
+                return sigmoid(float(self._rungs[depth].heads.read("confidence", answered)[0]))
             answered = answered.ids
-        return sigmoid(float(self._score("confidence", answered)[0]))
+        return sigmoid(float(self._score("confidence", answered, depth)[0]))
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether answers can be scored."""
+        return "confidence" in self.bundle.heads
 
     def require_confidence(self) -> None:
         """Check that answers can be scored.
@@ -305,11 +377,11 @@ class Model:
         Raises:
             MissingHeadError: the bundle has no confidence head.
         """
-        self._heads.require("confidence")
+        self._rungs.deepest.heads.require("confidence")
 
     def is_pooled(self, state: State) -> bool:
         """Whether :meth:`confidence` of a state costs no second pass."""
-        return self._heads.is_pooled("confidence", state)
+        return self._rungs[state.depth].heads.is_pooled("confidence", state)
 
     def embed(self, text: str) -> Vector:
         """Embedding of a text, [width] float32 of length 1; compare two by their product.
@@ -345,29 +417,10 @@ class Model:
         index = ToolIndex(np.stack([self._embedded[tool.text] for tool in declared]))
         return [declared[number] for number in sorted(index.nearest(self.embed(query), count))]
 
-    def _score(self, head: str, ids: Ids) -> Vector:
+    def _score(self, head: str, ids: Ids, depth: int | None = None) -> Vector:
         tokens: NDArray[Any] = np.asarray(ids)
         State.check_ids(tokens, self.bundle.vocabulary)
-        return self._heads.score(head, [int(token) for token in tokens])
-
-    def _prefixed(self, tools: Sequence[Tool], system: str, context: int | None, window: int | None) -> State:
-        state = self.state(context, window=window)
-        ids = self.encode(render_prefix(tools, system), bos=True)
-        state.pin(len(ids))
-        self.prefill(state, ids)
-        return state
-
-    def _cached_prefix(
-        self, tools: Sequence[Tool], system: str, context: int | None, window: int | None
-    ) -> State:
-        """A prefix, forked from the last one where that is of the same tools."""
-        key = (render_prefix(tools, system), context, window)
-        with self._lock:
-            if self._prefix is None or self._prefix[0] != key:
-                self._prefix = None
-                self._prefix = (key, self._prefixed(tools, system, context, window))
-            # Forked here, under the lock: another thread may ask for the same at the same time.
-            return self._prefix[1].fork()
+        return self._rungs[depth].heads.score(head, [int(token) for token in tokens])
 
     def _foreign(self, what: str) -> ForeignStateError:
         message = (

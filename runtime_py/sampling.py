@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from runtime_py.errors import SamplingError
 
-__all__ = ["Sampler", "Sampling"]
+__all__ = ["Sampler", "Sampling", "log_probability"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,63 @@ class Sampler:
         draw = self._random.random() * weights[-1]
         return int(order[np.searchsorted(weights, draw, side="right").clip(0, len(order) - 1)])
 
+    def chances(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Probability [V] with which each token would be chosen.
+
+        Where the choice is greedy, it is the model's own among what is allowed: how sure it is.
+        """
+        if allowed is not None:
+            logits = np.where(allowed, logits, -np.inf)
+        if self.sampling.temperature == 0:
+            return _softmax(logits)
+        order, probabilities = self._filtered(logits)
+        with np.errstate(divide="ignore"):
+            scaled = np.log(probabilities) / self.sampling.temperature
+        weights = np.exp(scaled - scaled.max())
+        chances = np.zeros(len(logits))
+        chances[order] = weights / weights.sum()
+        return chances
+
+    def draw(self, chances: NDArray[np.float64]) -> int:
+        """Choose a token by probabilities [V], the likeliest where the choice is greedy."""
+        if self.sampling.temperature == 0:
+            return int(np.argmax(chances))
+        sums = np.cumsum(chances)
+        found = np.searchsorted(sums, self._random.random() * sums[-1], side="right")
+        # Rounding may lead behind the last that has a chance.
+        return int(min(found, np.flatnonzero(chances)[-1]))
+
+    def check(
+        self,
+        token: int,
+        drafted: NDArray[np.float64],
+        logits: NDArray[np.float32],
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Choose in place of a drafted token, such that the draft leaves no trace in the probabilities.
+
+        The token stands with probability min(1, p / q); else one is drawn from what p exceeds q by (Leviathan
+        et al., 2023, algorithm 1).
+
+        Args:
+            token: what was drawn from ``drafted``.
+            drafted: q [V].
+            logits: [V], whose :meth:`chances` are p.
+            allowed: as of :meth:`choose`.
+
+        Returns:
+            The drafted token where it stands, or the one that takes its place.
+        """
+        if self.sampling.temperature == 0:
+            return self.choose(logits, allowed)
+        chances = self.chances(logits, allowed)
+        if self._random.random() * drafted[token] < chances[token]:
+            return token
+        rest = np.maximum(chances - drafted, 0)
+        return self.draw(rest if rest.any() else chances)
+
     def _filtered(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Ids that remain, the likeliest first, and their probabilities."""
         sampling = self.sampling
@@ -96,6 +153,12 @@ class Sampler:
             kept = probabilities >= sampling.min_p * probabilities[0]
             order, probabilities = order[kept], probabilities[kept]
         return order, probabilities
+
+
+def log_probability(logits: NDArray[np.float32], token: int) -> float:
+    """Natural logarithm of a token's probability by logits [V]."""
+    shifted = logits - logits.max()
+    return float(shifted[token]) - float(np.log(np.exp(shifted).sum()))
 
 
 def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

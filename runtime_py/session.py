@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,18 +12,19 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from runtime_py.bundle import Bundle
+from runtime_py.bundle import Bundle, StateSpec
 from runtime_py.caches import Caches
 from runtime_py.carry import Carry
 from runtime_py.errors import NotABundleError
 
-__all__ = ["CACHED", "Binding", "Decoder", "open_session"]
+__all__ = ["CACHED", "Binding", "Decoder", "Sessions", "open_session"]
 
 CACHED: Final = {True: "cached_global", False: "cached_local"}
 """Inputs that say how many rows the caches hold, per (do their blocks see everything)."""
 
 Logits = NDArray[np.float32]
-_LOGITS = "logits"
+_LOGITS, _KEPT = "logits", "logits_kept"
+_ALL = "all"
 _QUIET = 3
 
 
@@ -49,6 +51,23 @@ def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
         raise NotABundleError(message) from error
 
 
+class Sessions:
+    """Graphs, each loaded when it is first asked for, and once."""
+
+    def __init__(self, threads: int = 0) -> None:
+        """Start with none; ``threads`` as of :func:`open_session`."""
+        self._threads = threads
+        self._open: dict[Path, ort.InferenceSession] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, path: Path) -> ort.InferenceSession:
+        """The graph of a file."""
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = open_session(path, self._threads)
+            return self._open[path]
+
+
 @dataclass(frozen=True)
 class Decoder:
     """The decoding graph, loaded."""
@@ -60,18 +79,20 @@ class Decoder:
     """Number of logits."""
 
     @classmethod
-    def load(cls, bundle: Bundle, threads: int = 0) -> Decoder:
+    def load(cls, bundle: Bundle, sessions: Sessions) -> Decoder:
         """Load the graph and compare it with the contract.
 
         Raises:
             NotABundleError: the graph has other states than the bundle's description says.
         """
-        session = open_session(bundle.graph, threads)
+        session = sessions[bundle.graph]
         inputs = {value.name for value in session.get_inputs()}
         outputs = {value.name: value.shape for value in session.get_outputs()}
         past = {state.past for state in bundle.states}
         present = {state.present for state in bundle.states}
-        _compare(bundle, "inputs", inputs - {"input_ids", "position", *CACHED.values()}, past)
+        plain = {"input_ids", "position", *CACHED.values(), *bundle.choice}
+        plain |= {_KEPT} if bundle.logits == "kept" else set()
+        _compare(bundle, "inputs", inputs - plain, past)
         _compare(bundle, "outputs", outputs.keys() - {_LOGITS}, present)
         return cls(bundle, session, frozenset(inputs), int(outputs[_LOGITS][-1]))
 
@@ -87,7 +108,14 @@ class Binding:
     43 against 38, int8 41 against 35, float32 (8 blocks) 55 against 50; with 256 the two are even.
     """
 
-    def __init__(self, decoder: Decoder, caches: Mapping[str, Caches], carry: Carry, chunk: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Mapping[str, Caches],
+        carry: Carry,
+        chunk: int,
+        idle: Sequence[StateSpec] = (),
+    ) -> None:
         """Bind everything but what depends on the number of tokens.
 
         Args:
@@ -95,18 +123,22 @@ class Binding:
             caches: by the input that says how many rows they hold.
             carry: states of constant shape.
             chunk: tokens of a call at most.
+            idle: states of blocks that do not run, which a call gives back as it takes them.
         """
         self._session, self._inputs = decoder.session, decoder.inputs
         self._caches, self._carry = caches, carry
-        self._all_logits = decoder.bundle.all_logits
+        self._idle = [(spec, np.zeros(spec.shape, spec.dtype)) for spec in idle]
+        self._choice = decoder.bundle.choice
+        self._all = decoder.bundle.logits == _ALL
         self._ids = np.zeros((1, chunk), np.int64)
-        self._logits = np.zeros((1, chunk if self._all_logits else 1, decoder.width), np.float32)
-        self._position = np.zeros(1, np.int64)
-        self._cached = {name: np.zeros(1, np.int64) for name in caches}
+        self._logits = np.zeros((1, chunk if self._all else 1, decoder.width), np.float32)
+        self._position, self._kept = np.zeros(1, np.int64), np.ones(1, np.int64)
+        # Also where no block of the kind runs: the graph asks.
+        self._cached = {name: np.zeros(1, np.int64) for name in CACHED.values() if name in self._inputs}
         self._bound = [self._bind(side) for side in (0, 1)]
-        self._counts = [0, 0]
+        self._counts = [(0, 0), (0, 0)]
 
-    def run(self, ids: NDArray[np.int64], position: int) -> Logits:
+    def run(self, ids: NDArray[np.int64], position: int, kept: int = 1) -> Logits:
         """Call the graph.
 
         Nothing that counts is changed: new rows lie behind those filled, new carry on the other side.
@@ -114,41 +146,47 @@ class Binding:
         Args:
             ids: [T].
             position: tokens before the first.
+            kept: how many of the last positions' logits are wanted; more than one only where the graph
+                gives them.
 
         Returns:
-            Logits [V] of the last position, in memory of their own.
+            Logits [kept, V], in memory of their own.
         """
         count, side = len(ids), self._carry.side
         self._ids[0, :count] = ids
-        self._position[0] = position
-        for name, caches in self._caches.items():
-            self._cached[name][0] = caches.filled
+        self._position[0], self._kept[0] = position, kept
+        for name, filled in self._cached.items():
+            filled[0] = self._caches[name].filled if name in self._caches else 0
+        given = count if self._all else kept
+        if given > self._logits.shape[1]:
+            self._logits = np.zeros((1, given, self._logits.shape[2]), np.float32)
+            self._counts = [(0, 0), (0, 0)]
         bound = self._bound[side]
-        if self._counts[side] != count:
-            self._bind_count(bound, count)
-            self._counts[side] = count
+        if self._counts[side] != (count, given):
+            _input(bound, "input_ids", self._ids[:, :count])
+            _output(bound, _LOGITS, self._logits[:, :given])
+            self._counts[side] = (count, given)
         self._session.run_with_iobinding(bound)
-        return np.array(self._logits[0, count - 1 if self._all_logits else 0])
+        return np.array(self._logits[0, given - kept : given])
 
     def _bind(self, side: int) -> ort.IOBinding:
         """Bind what keeps its shape, reading the carry's ``side``."""
         bound = self._session.io_binding()
-        _input(bound, "position", self._position)
-        for name, caches in self._caches.items():
+        plain = {"position": self._position, _KEPT: self._kept, **self._cached, **self._choice}
+        for name, array in plain.items():
             if name in self._inputs:
-                _input(bound, name, self._cached[name])
+                _input(bound, name, array)
+        for caches in self._caches.values():
             for spec in caches.specs:
                 _input(bound, spec.past, caches.arrays[spec.past])
                 _output(bound, spec.present, caches.arrays[spec.past])
         for spec in self._carry.specs:
             _input(bound, spec.past, self._carry.views[side][spec.past])
             _output(bound, spec.present, self._carry.views[1 - side][spec.past])
+        for spec, array in self._idle:
+            _input(bound, spec.past, array)
+            _output(bound, spec.present, array)
         return bound
-
-    def _bind_count(self, bound: ort.IOBinding, count: int) -> None:
-        """Bind what has the number of tokens in its shape."""
-        _input(bound, "input_ids", self._ids[:, :count])
-        _output(bound, _LOGITS, self._logits[:, : count if self._all_logits else 1])
 
 
 def _compare(bundle: Bundle, what: str, graphs: set[str], contracts: set[str]) -> None:

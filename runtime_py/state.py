@@ -5,24 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime_py.bundle import StateSpec
 from runtime_py.caches import Caches
 from runtime_py.carry import Bytes, Carry
 from runtime_py.errors import (
     BusyStateError,
     ContextFullError,
+    InputError,
+    MissingLogitsError,
     PromptTooLongError,
     RewindError,
     StateError,
     TokenIdError,
 )
+from runtime_py.marks import Mark, Marks
 from runtime_py.session import CACHED, Binding, Decoder, Logits
 from runtime_py.statefile import SavedState, write_state
 
@@ -32,18 +33,6 @@ Ids = Sequence[int] | NDArray[np.integer]
 
 _MARGIN: Final = 64
 """Rows that a window keeps for rewinding, and the most that a rewind by steps can count on."""
-_STRIDE: Final = 16
-"""Tokens between two marks: a rewind replays fewer."""
-_MARKS: Final = 8
-_UNKNOWN: Final = -1
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A position to which the state can be set back."""
-
-    position: int
-    carry: Bytes
 
 
 class State:
@@ -64,20 +53,24 @@ class State:
         self._decoder, self.bundle = decoder, decoder.bundle
         self.context, self.window, self.pinned = context, window, 0
         self._chunk = min(chunk, context)
-        growing = [spec for spec in self.bundle.states if spec.grows is not None]
-        self._caches = {
-            name: caches
+        idle = [spec for spec in self.bundle.states if self.bundle.is_idle(spec)]
+        active = [spec for spec in self.bundle.states if not self.bundle.is_idle(spec)]
+        growing = [spec for spec in active if spec.grows is not None]
+        kinds = {
+            name: [spec for spec in growing if (spec.window == 0) == everywhere]
             for everywhere, name in CACHED.items()
-            if (
-                caches := _caches([s for s in growing if (s.window == 0) == everywhere], context, self._chunk)
-            )
         }
-        self._carry = Carry([spec for spec in self.bundle.states if spec.grows is None])
-        self._binding = Binding(decoder, self._caches, self._carry, self._chunk)
+        self._caches = {
+            name: Caches.sized(specs, context, self._chunk, _MARGIN) for name, specs in kinds.items() if specs
+        }
+        self._carry = Carry([spec for spec in active if spec.grows is None])
+        self._binding = Binding(decoder, self._caches, self._carry, self._chunk, idle)
         self._ids = np.zeros(context, np.int32)
+        self._starts = np.zeros(context, np.bool_)
+        """Where calls of the graph began: calls cut otherwise sum in another order."""
         self.position = 0
         """Tokens that the state holds; not to be set."""
-        self._marks: list[_Mark] = []
+        self._marks = Marks(self._caches)
         self._lock = threading.Lock()
         self.reset()
 
@@ -85,6 +78,16 @@ class State:
     def identity(self) -> str:
         """What the state belongs to."""
         return self.bundle.identity
+
+    @property
+    def depth(self) -> int:
+        """Blocks that run."""
+        return self.bundle.depth
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that one call of the graph may take now, if they fit; one once a served window is full."""
+        return self._size(self._chunk)
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -110,7 +113,7 @@ class State:
     @property
     def rewindable(self) -> int:
         """The most tokens that :meth:`rewind` can take back now."""
-        usable = self._usable_marks()
+        usable = self._marks.usable
         return self.position - usable[0].position if usable else 0
 
     def present(self) -> dict[str, NDArray[Any]]:
@@ -125,7 +128,7 @@ class State:
                 caches.clear()
             self._carry.clear()
             self.position = self.pinned = 0
-            self._marks = [_Mark(0, self._carry.take())]
+            self._marks.kept = [self._marked()]
 
     def fork(self) -> State:
         """A copy that goes its own way; only what is filled is copied."""
@@ -134,7 +137,8 @@ class State:
             for name, caches in self._caches.items():
                 caches.copy_into(other._caches[name])
             other._take_over(self._carry.take(), self._ids[: self.position], self.pinned)
-            other._marks = list(self._marks)
+            other._marks.kept = list(self._marks.kept)
+            other._starts[: self.position] = self._starts[: self.position]
             return other
 
     def pin(self, count: int | None = None) -> None:
@@ -158,7 +162,9 @@ class State:
     def rewind(self, count: int) -> None:
         """Take back the last ``count`` tokens.
 
-        Fewer than a stride of tokens is computed again, more where they came in one long prefill.
+        Fewer than a stride of tokens is computed again, more where they came in one long prefill: in the
+        same calls as before, so that the state is bit for bit what it was where it once stood there and has
+        not let go of rows since.
 
         Raises:
             RewindError: the windows no longer hold what came before; see :attr:`rewindable`.
@@ -167,18 +173,41 @@ class State:
             return
         with self._exclusively():
             target = self.position - count
-            usable = [mark for mark in self._usable_marks() if mark.position <= target]
-            if not usable or count < 0:
+            mark = self._marks.before(target)
+            if mark is None or count < 0:
                 message = (
                     f"{count} tokens cannot be taken back: {self.rewindable} of {self.position} can. Fork "
                     "the state before a branch, or reset it and prefill again."
                 )
                 raise RewindError(message)
-            mark, again = usable[-1], self._ids[usable[-1].position : target].astype(np.int64)
+            pieces = self._calls_between(mark.position, target)
             with self._undone_on_failure(dropping=False):
                 self._set_back(mark)
-                self._feed(again)
-            self._marks = [mark for mark in self._marks if mark.position <= target]
+                for piece in pieces:
+                    self._call(piece)
+            self._marks.forget_after(target)
+
+    def mark(self) -> Mark:
+        """What :meth:`go_back` returns to; it costs a copy of what has a constant shape."""
+        with self._exclusively():
+            return self._marked()
+
+    def go_back(self, mark: Mark) -> None:
+        """Return to a mark of this state, bit for bit; nothing is computed.
+
+        Raises:
+            RewindError: the windows no longer hold what came before.
+        """
+        with self._exclusively():
+            held = all(caches.holds(mark.position) for caches in self._caches.values())
+            if not held or not np.array_equal(self._ids[: self.position][: mark.position], mark.ids):
+                message = (
+                    f"the mark at position {mark.position} is no part of the state at {self.position} any "
+                    "more. Go back before the windows move on, or fork the state."
+                )
+                raise RewindError(message)
+            self._set_back(mark)
+            self._marks.forget_after(mark.position)
 
     def save(self, path: Path) -> None:
         """Write the state to a file, replacing it as one step.
@@ -206,7 +235,7 @@ class State:
             for name, (rows, positions, ordered) in saved.caches.items():
                 self._caches[name].fill(rows, positions, ordered=ordered)
             self._take_over(saved.carry, saved.ids, saved.pinned)
-            self._marks += [_Mark(self.position, saved.carry)]
+            self._marks.kept.append(self._marked())
 
     def advance(self, ids: Ids) -> Logits:
         """Feed tokens, in as many calls of the graph as it takes.
@@ -227,9 +256,50 @@ class State:
         with self._exclusively():
             self._check_room(len(tokens))
             if len(tokens) == 1:
-                return self._call(tokens)
+                return np.asarray(self._call(tokens)[-1])
             with self._undone_on_failure(dropping=self._would_drop(len(tokens))):
                 return self._feed(tokens)
+
+    def verify(self, ids: Ids, count: int) -> Logits:
+        """Feed tokens in one call of the graph, and give the logits after each of the last ``count``.
+
+        Args:
+            ids: [T], at least one, and :attr:`chunk` at most.
+            count: 1 to T.
+
+        Returns:
+            Logits [count, V] float32.
+
+        Raises:
+            InputError: there are more tokens than one call may take, or fewer than ``count``.
+            MissingLogitsError: the graph gives the last position's alone, and ``count`` is more than 1.
+            DeviceError: as :meth:`advance`.
+        """
+        tokens = self.check_ids(ids, self.bundle.vocabulary)
+        if count > 1:
+            self.require_logits()
+        if not 1 <= count <= len(tokens) <= self.chunk:
+            message = (
+                f"logits of {count!r} positions are asked for, of {len(tokens)} tokens in one call: give "
+                f"{self.chunk} tokens at most now, and ask for as many positions or fewer."
+            )
+            raise InputError(message)
+        with self._exclusively():
+            self._check_room(len(tokens))
+            return self._call(tokens, count)
+
+    def require_logits(self) -> None:
+        """Check that the graph gives the logits of several positions.
+
+        Raises:
+            MissingLogitsError: it gives the last position's alone.
+        """
+        if self.bundle.logits == "last":
+            message = (
+                f"{self.bundle.name}: its graph gives the logits of the last position only, and a draft is "
+                "checked by several. Export the ladder with several depths, or with --all-logits."
+            )
+            raise MissingLogitsError(message)
 
     @staticmethod
     def check_ids(ids: Ids, vocabulary: int) -> NDArray[np.int64]:
@@ -286,11 +356,10 @@ class State:
             self._ids[: self.position].copy(),
             self._carry.take(),
             self.pinned,
-            self._marks,
+            list(self._marks.kept),
         )
         filled = {name: caches.filled for name, caches in self._caches.items()}
         copies = {name: caches.clone() for name, caches in self._caches.items() if dropping}
-        self._marks = list(marks)
         try:
             yield
         except BaseException:
@@ -300,7 +369,7 @@ class State:
                 # Rows behind a truncation are there still: a rewind only writes the same again.
                 caches.filled = filled[name]
             self._take_over(carry, ids, pinned)
-            self._marks = marks
+            self._marks.kept = marks
             raise
 
     def _feed(self, tokens: NDArray[np.int64]) -> Logits:
@@ -308,8 +377,14 @@ class State:
         logits = np.empty(0, np.float32)
         while len(tokens):
             size = self._size(len(tokens))
-            logits, tokens = self._call(tokens[:size]), tokens[size:]
+            logits, tokens = self._call(tokens[:size])[-1], tokens[size:]
         return logits
+
+    def _calls_between(self, start: int, stop: int) -> list[NDArray[np.int64]]:
+        """The tokens of some positions, cut into calls where they were before."""
+        tokens = self._ids[start:stop].astype(np.int64)
+        pieces = np.split(tokens, np.flatnonzero(self._starts[start:stop]))
+        return [piece for piece in pieces if len(piece)]
 
     def _size(self, count: int) -> int:
         """Tokens that the next call may take.
@@ -321,20 +396,21 @@ class State:
             unbroken = 1
         return max(1, min(count, self._chunk, unbroken))
 
-    def _call(self, tokens: NDArray[np.int64]) -> Logits:
-        """Call the graph once, and count what it wrote."""
+    def _call(self, tokens: NDArray[np.int64], kept: int = 1) -> Logits:
+        """Call the graph once, and count what it wrote; returns the last positions' logits [kept, V]."""
         count = len(tokens)
-        if self.position - self._last_mark() >= _STRIDE or count >= _STRIDE:
-            self._mark()
+        if self._marks.is_due(self.position, count):
+            self._marks.add(self._marked())
         for caches in self._caches.values():
             if self.window and self.position + 1 > self.pinned + self.window:
                 caches.retain(self.position, self.window, self.pinned)
             caches.make_room(count)
-        logits = self._binding.run(tokens, self.position)
+        logits = self._binding.run(tokens, self.position, kept)
         for caches in self._caches.values():
             caches.append(count, self.position)
         self._carry.flip()
         self._ids[self.position : self.position + count] = tokens
+        self._starts[self.position : self.position + count] = np.arange(count) == 0
         self.position += count
         return logits
 
@@ -348,34 +424,11 @@ class State:
         self._ids[: len(ids)] = ids
         self.position, self.pinned = len(ids), pinned
 
-    def _last_mark(self) -> int:
-        return self._marks[-1].position if self._marks else _UNKNOWN
+    def _marked(self) -> Mark:
+        return Mark(self.position, self._carry.take(), self.ids)
 
-    def _mark(self) -> None:
-        """Remember the present position, and forget the mark whose loss widens a gap the least."""
-        if self._last_mark() == self.position:
-            return
-        self._marks = [*self._usable_marks(), _Mark(self.position, self._carry.take())]
-        if len(self._marks) > _MARKS:
-            at = [mark.position for mark in self._marks]
-            gaps = [(at[i + 1] - at[i - 1]) / (self.position - at[i - 1]) for i in range(1, len(at) - 1)]
-            del self._marks[1 + int(np.argmin(gaps))]
-
-    def _usable_marks(self) -> list[_Mark]:
-        """Marks whose rows are all held still, the earliest first."""
-        return [m for m in self._marks if all(c.holds(m.position) for c in self._caches.values())]
-
-    def _set_back(self, mark: _Mark) -> None:
+    def _set_back(self, mark: Mark) -> None:
         for caches in self._caches.values():
             caches.truncate(mark.position)
         self._carry.put(mark.carry)
         self.position = mark.position
-
-
-def _caches(specs: list[StateSpec], context: int, chunk: int) -> Caches | None:
-    """Caches of one window, large enough for it, for a rewind and for a call; None where there are none."""
-    if not specs:
-        return None
-    window = specs[0].window
-    capacity = min(context, window - 1 + _MARGIN + chunk) if window else context
-    return Caches(specs, window, capacity, _MARGIN)

@@ -26,6 +26,10 @@ class Usage:
     """From the first token of the answer on, constraints included."""
     peak_memory: int | None
     """Most bytes that the process ever had resident; None where the system does not say."""
+    drafted_tokens: int = 0
+    """Tokens that a shallow rung proposed."""
+    accepted_tokens: int = 0
+    """Those of them that stood."""
 
     @property
     def prefill_rate(self) -> float | None:

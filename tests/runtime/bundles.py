@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,22 @@ import numpy as np
 from exporter.bundle import describe, write_sums
 from exporter.config import LadderConfig
 from exporter.export import _graphs, build
+from exporter.ladder import Ladder, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
 from golden.pocket.tokenizer import TOKENIZER_PATH
 from golden.synthetic import SyntheticLadder
 
-__all__ = ["BARE", "GEOMETRIES", "USUAL", "WINDOW", "change", "make_bundle", "random_ids", "random_ladder"]
+__all__ = [
+    "BARE",
+    "GEOMETRIES",
+    "USUAL",
+    "WINDOW",
+    "change",
+    "make_bundle",
+    "make_rungs",
+    "random_ids",
+    "random_ladder",
+]
 
 WINDOW = 12
 
@@ -78,14 +89,46 @@ def make_bundle(
     shutil.copyfile(TOKENIZER_PATH, folder / "tokenizer.json")
     describe(
         folder,
-        {
-            "name": folder.name,
-            "target": {"onnxruntime": {"floor": "1.24.1", "tested": "1.32.0"}},
-            "configuration": ladder.config.to_json(),
-            "graphs": _graphs(ladder, written, all_logits=all_logits),
-            "tokenizer": "tokenizer.json",
-        },
+        {**_description(folder, ladder), "graphs": _graphs(ladder, written, all_logits=all_logits)},
     )
+    write_sums(folder)
+    return folder
+
+
+def _description(folder: Path, ladder: Ladder) -> dict[str, Any]:
+    return {
+        "name": folder.name,
+        "target": {"onnxruntime": {"floor": "1.24.1", "tested": "1.32.0"}},
+        "configuration": ladder.config.to_json(),
+        "tokenizer": "tokenizer.json",
+    }
+
+
+def make_rungs(
+    folder: Path,
+    depths: Sequence[int],
+    fields: dict[str, Any] = USUAL,
+    *,
+    heads: tuple[str, ...] | None = None,
+    precision: str = "fp32",
+    logits: str = "all",
+) -> Path:
+    """Write the rungs of a random ladder into one new folder, each with weights of its own."""
+    base, own = random_ladder(fields, heads), dict[str, Any]()
+    for depth in depths:
+        ladder = slice_ladder(base, depth)
+        (folder / f"d{depth}").mkdir(parents=True)
+        plan = plan_precision(ladder.config, ladder.layout, PRECISIONS[precision])
+        written, _ = build(folder / f"d{depth}", ladder, plan, all_logits=logits == "all")
+        graphs = _graphs(ladder, written, all_logits=logits == "all")
+        graphs["weights"] = f"d{depth}/{graphs['weights']}"
+        for graph in ("decode", "score", "readout"):
+            if graph in graphs:
+                graphs[graph]["file"] = f"d{depth}/{graphs[graph]['file']}"
+        own[str(depth)] = graphs
+    shutil.copyfile(TOKENIZER_PATH, folder / "tokenizer.json")
+    deepest = own.pop(str(max(depths)))
+    describe(folder, {**_description(folder, base), "graphs": deepest, "rungs": own})
     write_sums(folder)
     return folder
 

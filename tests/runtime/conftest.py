@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime_py import Model
-from tests.runtime.bundles import GEOMETRIES, make_bundle
+from tests.runtime.bundles import GEOMETRIES, make_bundle, make_rungs
 
 LONG = 400
 """A call of this size takes a whole test's tokens at once, without letting go of anything."""
@@ -51,3 +51,9 @@ def model(bundle: Path) -> Model:
 def whole(bundle: Path) -> Model:
     """The same bundle, prefilled in one call."""
     return Model.load(bundle, threads=1, chunk=LONG)
+
+
+@pytest.fixture(scope="session")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A model of four blocks that runs at 2, 3 and 4, and gives the logits of every position."""
+    return Model.load(make_rungs(tmp_path_factory.mktemp("ladder") / "ladder", (2, 3, 4)), threads=1)

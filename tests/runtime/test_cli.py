@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtime_py import Model
 from runtime_py.cli import main
 
 pytest.importorskip("llguidance", reason="constrains answers")
@@ -221,3 +222,91 @@ def test_bench(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(float(row[-3]) > 0 for row in rows[1:])
     code, out, _ = run(capsys, "bench", str(bundle), *sizes, "--json")
     assert json.loads(out)[0]["decode_rate"] > 0
+
+
+# --- depths
+
+
+@pytest.fixture
+def several(ladder: Model) -> str:
+    return str(ladder.bundle.folder)
+
+
+@pytest.mark.parametrize("depth", ["2", "3", "4"])
+def test_answers_at_a_depth(several: str, tools: str, capsys: pytest.CaptureFixture[str], depth: str) -> None:
+    code, out, _ = run(capsys, several, "on", "--tools", tools, "--depth", depth, "--json")
+    assert code in {0, 7}
+    assert json.loads(out)["depth"] == int(depth)
+
+
+def test_climbs(several: str, tools: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--tools", tools, "--depth", "auto", "--threshold", "1", "--sure-by", "probability", "--json"]
+    _, out, _ = run(capsys, several, "on", *options)
+    assert [attempt["depth"] for attempt in json.loads(out)["attempts"]] == [2, 3, 4]
+    _, out, _ = run(capsys, several, "on", *options, "--within-tokens", "5")
+    assert [attempt["depth"] for attempt in json.loads(out)["attempts"]] == [2]
+
+
+def test_drafts(several: str, tools: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = run(capsys, several, "on", "--tools", tools)
+    assert run(capsys, several, "on", "--tools", tools, "--draft", "2") == plain
+    text = run(capsys, several, "on and on", "--max-tokens", "20")
+    assert run(capsys, several, "on and on", "--max-tokens", "20", "--draft", "2") == text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--depth", "7"], 6, "error: ladder: does not run at depth 7 (it has: 2, 3, 4)"),
+        (["--draft", "4"], 4, "error: depth 4 cannot draft for depth 4"),
+        (["--depth", "auto", "--threshold", "7"], 4, "error: threshold of a climb is 7.0"),
+    ],
+)
+def test_says_what_a_depth_cannot_be(
+    several: str, tools: str, capsys: pytest.CaptureFixture[str], options: list[str], code: int, said: str
+) -> None:
+    found, out, err = run(capsys, several, "on", "--tools", tools, *options)
+    assert (found, out) == (code, "")
+    assert err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "options", [["--depth", "auto"], ["--draft", "2"], ["--depth", "2"]], ids=["auto", "draft", "depth"]
+)
+def test_a_bundle_of_one_depth_says_so(
+    bundle: Path, tools: str, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    code, _, err = run(capsys, str(bundle), "on", "--tools", tools, *options)
+    assert code == 6
+    assert "depth 4" in err or "it has: 4" in err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--depth", "deep"],
+        ["--depth", "2", "--threshold", "0.5"],
+        ["--within-tokens", "5"],
+        ["--depth", "auto", "--prefix-file", "x"],
+    ],
+)
+def test_options_of_depths_that_do_not_go_together(
+    several: str, tools: str, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, several, "on", "--tools", tools, *options)
+
+
+def test_a_text_has_one_depth(several: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, several, "on", "--depth", "auto")
+    assert run(capsys, several, "on", "--depth", "2", "--max-tokens", "5")[0] == 0
+
+
+def test_a_prefix_file_keeps_its_depth(
+    several: str, tools: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--tools", tools, "--prefix-file", str(tmp_path / "prefix"), "--json"]
+    for depth in ("2", "2", "4"):
+        _, out, _ = run(capsys, several, "on", *options, "--depth", depth)
+        assert json.loads(out)["depth"] == int(depth)

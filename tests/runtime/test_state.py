@@ -274,10 +274,10 @@ def test_two_threads_on_one_state(model: Model, monkeypatch: pytest.MonkeyPatch)
     state, inside, leave = model.state(), threading.Event(), threading.Event()
     run = Binding.run
 
-    def slow(self: Binding, ids: NDArray[np.int64], position: int) -> NDArray[np.float32]:
+    def slow(self: Binding, ids: NDArray[np.int64], position: int, kept: int = 1) -> NDArray[np.float32]:
         inside.set()
         leave.wait(10)
-        return run(self, ids, position)
+        return run(self, ids, position, kept)
 
     monkeypatch.setattr(Binding, "run", slow)
     thread = threading.Thread(target=model.prefill, args=(state, [5]))
@@ -303,8 +303,8 @@ def test_a_failed_prefill_changes_nothing(
     untouched, before = state.fork(), state.ids
     run, calls = Binding.run, iter(range(100))
 
-    def breaking(self: Binding, ids: NDArray[np.int64], position: int) -> NDArray[np.float32]:
-        logits = run(self, ids, position)
+    def breaking(self: Binding, ids: NDArray[np.int64], position: int, kept: int = 1) -> NDArray[np.float32]:
+        logits = run(self, ids, position, kept)
         if next(calls) == failing:
             raise MemoryError
         return logits
@@ -323,8 +323,8 @@ def test_a_failed_step_changes_nothing(model: Model, monkeypatch: pytest.MonkeyP
     for each in (state, untouched):
         model.prefill(each, random_ids(30))
 
-    def breaking(self: Binding, ids: NDArray[np.int64], position: int) -> NDArray[np.float32]:
-        run(self, ids, position)
+    def breaking(self: Binding, ids: NDArray[np.int64], position: int, kept: int = 1) -> NDArray[np.float32]:
+        run(self, ids, position, kept)
         raise MemoryError
 
     run = Binding.run
