@@ -19,8 +19,11 @@ from exporter.checkpoint import Checkpoint
 from exporter.errors import ExporterError
 from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
-from exporter.plot import draw, measure, require_matplotlib, write_csv
+from exporter.plot import draw, draw_quality, measure, require_matplotlib, write_csv
 from exporter.precision import PRECISIONS, QUANTISERS
+from exporter.quality import STORED, as_table, misses, read_quality
+from exporter.quality_run import quality_of
+from exporter.quantize import SEARCH
 from exporter.recheck import recheck
 from targets import Budget, names
 
@@ -63,7 +66,7 @@ def main() -> None:
     """Export any depth of a ladder checkpoint to ONNX, proven against the reference.
 
     Without a command, exports. Exit codes: 2 usage, 3 checkpoint, 4 depth, 5 adapter, 6 precision,
-    7 verification, 8 output, 9 bundle, 10 target, 11 budget.
+    7 verification, 8 output, 9 bundle, 10 target, 11 budget, 12 examples.
     """
 
 
@@ -80,8 +83,9 @@ def main() -> None:
 @click.option(
     "--quantiser",
     metavar="|".join(QUANTISERS),
-    help="Round to nearest, or search for the scales of least error (default).",
+    help="Round to nearest, search for the scales of least error (default), or calibrate (needs PyTorch).",
 )
+@click.option("--calibration", type=FILE, help="Default: calibration.jsonl beside the checkpoint.")
 @click.option("--block", type=int, help="Weights to a scale; default: the target's.")
 @click.option("--zero-points", is_flag=True, help="Asymmetric: a zero point beside every scale.")
 @click.option(
@@ -109,6 +113,52 @@ def export_command(quantiser: str | None, block: int | None, *, zero_points: boo
         err=True,
     )
     click.echo(result.path)
+
+
+@main.command("quality")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option("--depth", "depths", type=int, multiple=True, help="Repeatable; default: every rung.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=click.Choice(list(PRECISIONS)),
+    multiple=True,
+    default=("int8", "int4"),
+    show_default=True,
+    help="Beside fp32; repeatable.",
+)
+@click.option(
+    "--quantiser",
+    "quantisers",
+    type=click.Choice(QUANTISERS),
+    multiple=True,
+    default=(SEARCH,),
+    show_default=True,
+    help="As in an export; repeatable.",
+)
+@click.option("--block", type=int, help="As in an export.")
+@click.option("--zero-points", is_flag=True, help="As in an export.")
+@click.option("--calibration", type=FILE, help="Default: calibration.jsonl beside the checkpoint.")
+@click.option("--examples", type=FILE, help="Default: held_out.jsonl beside the checkpoint.")
+@click.option("--count", type=int, help="Examples to answer; default: all of the file.")
+@click.option("--plot", type=FILE, help="Picture to draw, .svg or .png (extra `plot`).")
+@click.option("--output", type=FILE, default=Path(STORED), show_default=True, help="File to write, JSON.")
+def quality_command(plot: Path | None, output: Path, **options: Any) -> None:  # noqa: ANN401
+    """Measure what precisions cost on held-out examples: loss, divergence, agreement, exact answers.
+
+    Takes PyTorch, and minutes. Figures in quality.json beside a checkpoint go into the bundles of its slices.
+    """
+    if plot is not None:
+        require_matplotlib()
+    found = quality_of(**options, progress=_progress)
+    click.echo(as_table(found.figures))
+    for missed in misses(found.figures):
+        click.echo(f"goal missed: {missed}")
+    output.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw_quality(found.figures, [plot], f"{options['checkpoint'].stem}: quality by depth")
+        click.echo(plot)
+    click.echo(output)
 
 
 @main.command("inspect")
@@ -193,15 +243,17 @@ def targets_command(name: str | None) -> None:
     show_default=True,
     help="Repeatable.",
 )
+@click.option("--quality", type=FILE, help="Figures of `quality`, for a second panel.")
 @click.option("--output", type=FILE, default=Path("size_by_depth"), help="Path without suffix.")
-def plot_command(checkpoint: Path, precisions: tuple[str, ...], output: Path) -> None:
+def plot_command(checkpoint: Path, precisions: tuple[str, ...], quality: Path | None, output: Path) -> None:
     """Draw file size against depth from real exports: SVG and PNG, the data as CSV."""
     require_matplotlib()
+    figures = () if quality is None else read_quality(quality).figures
     ladder = Checkpoint(checkpoint)
     sizes = measure(ladder, precisions, range(2, ladder.config.num_layers + 1), _progress)
     data, svg, png = (output.with_name(f"{output.name}.{kind}") for kind in ("csv", "svg", "png"))
     write_csv(data, sizes)
-    draw(sizes, (svg, png), f"{checkpoint.stem}: file size by depth")
+    draw(sizes, (svg, png), f"{checkpoint.stem}: file size by depth", figures)
     for path in (data, svg, png):
         click.echo(path)
 

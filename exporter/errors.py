@@ -2,7 +2,7 @@
 
 A message names the thing, quotes the value and says what to do next. ``exit_code`` tells the class of
 failure to a shell: 3 checkpoint, 4 depth, 5 adapter, 6 precision, 7 verification, 8 output, 9 bundle,
-10 target, 11 budget (2 is click's own, for wrong usage).
+10 target, 11 budget, 12 examples and quality (2 is click's own, for wrong usage).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DepthError",
+    "ExamplesError",
     "ExporterError",
     "ForeignAdapterError",
     "ForeignFileError",
@@ -26,6 +27,7 @@ __all__ = [
     "OutputExistsError",
     "PickleRefusedError",
     "PrecisionError",
+    "QualityError",
     "ReferenceUnavailableError",
     "TamperedBundleError",
     "TargetError",
@@ -161,3 +163,15 @@ class BudgetError(ExporterError):
     """What was asked for cannot fit what the target allows."""
 
     exit_code = 11
+
+
+class ExamplesError(ExporterError):
+    """The examples to calibrate or to measure with cannot be used."""
+
+    exit_code = 12
+
+
+class QualityError(ExporterError):
+    """The stored figures of quality cannot be read."""
+
+    exit_code = 12

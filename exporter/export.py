@@ -18,9 +18,11 @@ import onnx_ir as ir
 from exporter.artifacts.aar import write_aar
 from exporter.budget import AS_PLANNED, Fitting, Quantising, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
+from exporter.calibrate import calibrated
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
+from exporter.examples import CALIBRATION, examples_beside, read_examples
 from exporter.footprint import Footprint
 from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
@@ -28,7 +30,8 @@ from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, slice_ladder
 from exporter.layout import heads_in
 from exporter.lora import fold
-from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.precision import CALIBRATED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.quality import stored
 from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify_live, verify_stored
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
@@ -63,8 +66,9 @@ class Export:
     """What to export, and how.
 
     ``depth`` ``auto`` takes the deepest rung that the target's budget has room for; ``precision`` None takes
-    the target's default; ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is one;
-    ``output`` is the folder that the bundle's folder or archive goes into.
+    the target's default; ``calibration`` None takes ``calibration.jsonl`` beside the checkpoint, where a
+    quantiser asks for examples; ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is
+    one; ``output`` is the folder that the bundle's folder or archive goes into.
     """
 
     checkpoint: Path = SHIPPED
@@ -74,6 +78,7 @@ class Export:
     quantising: Quantising = AS_PLANNED
     adapters: tuple[Path, ...] = ()
     keep_confidence: bool = False
+    calibration: Path | None = None
     tokenizer: Path | None = None
     all_logits: bool = False
     archive: bool = False
@@ -157,6 +162,9 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     costs = fitting.require(depth, scheme.name)
     ladder = slice_ladder(base, depth)
     plan = plan_precision(ladder.config, ladder.layout, scheme)
+    if scheme.quantiser == CALIBRATED and scheme.block:
+        path = examples_beside(request.checkpoint, CALIBRATION, request.calibration)
+        plan = calibrated(plan, ladder, read_examples(path, ladder.config), progress)
     name = f"{request.checkpoint.stem}-d{depth}-{target.name}-{scheme.name}"
     folder = request.output / name
     output = archive_name(folder, target.archive) if request.archive else folder
@@ -191,6 +199,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             "graphs": _graphs(ladder, heads, all_logits=request.all_logits),
             "tokenizer": TOKENIZER if tokenizer is not None else None,
             "footprint": costs.to_json(),
+            "quality": _quality(request, identity, scheme),
             "tokens": {"pad": ladder.config.pad_token_id, "eos": 1, "bos": 2, "unk": 3},
             "verification": report.to_json(),
             "versions": _versions(),
@@ -244,6 +253,13 @@ def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, identity: str) ->
     if case is None:
         return Report(None)
     return verify_stored(folder, ladder.config, plan.scheme.name, case)
+
+
+def _quality(request: Export, identity: str, scheme: Scheme) -> dict[str, Any] | None:
+    """What is known of the slice's answers, where it was measured as it is exported."""
+    if request.calibration is not None:
+        return None
+    return stored(request.checkpoint, identity, scheme)
 
 
 def _copy_runtime(folder: Path) -> None:

@@ -6,7 +6,8 @@ import csv
 import importlib.util
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,12 @@ from exporter.errors import MissingPackageError
 from exporter.export import build
 from exporter.ladder import Ladder, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
+from exporter.quality import GOALS, Figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Size", "draw", "measure", "read_csv", "require_matplotlib", "write_csv"]
+__all__ = ["Size", "draw", "draw_quality", "measure", "read_csv", "require_matplotlib", "write_csv"]
 
 _MEGA = 1e6
 _HEADROOM = 1.3
@@ -100,28 +102,93 @@ def read_csv(path: Path) -> list[Size]:
         ]
 
 
-def draw(sizes: Sequence[Size], paths: Iterable[Path], title: str) -> None:
+def draw(sizes: Sequence[Size], paths: Iterable[Path], title: str, figures: Sequence[Figures] = ()) -> None:
     """Draw the sizes; the suffix of a path chooses its format.
 
     Args:
         sizes: measured.
         paths: files to write, such as ``.svg`` and ``.png``.
         title: above the picture.
+        figures: of quality, for a panel of its own.
     """
+    with _picture(2 if figures else 1, paths) as panels:
+        for precision in dict.fromkeys(size.precision for size in sizes):
+            _curve(panels[0], [size for size in sizes if size.precision == precision])
+        _decorate(panels[0], sizes, title)
+        if figures:
+            _exact_panel(panels[1], figures)
+
+
+def draw_quality(figures: Sequence[Figures], paths: Iterable[Path], title: str) -> None:
+    """Draw exact answers, and the loss above float32's, against depth.
+
+    Args:
+        figures: of quality; those of float32 among them.
+        paths: files to write, such as ``.svg`` and ``.png``.
+        title: above the picture.
+    """
+    with _picture(2, paths) as panels:
+        _exact_panel(panels[0], figures)
+        panels[0].set_title(title)
+        _loss_panel(panels[1], figures)
+
+
+@contextmanager
+def _picture(panels: int, paths: Iterable[Path]) -> Iterator[list[Axes]]:
+    """Panels side by side, written to the paths when the context ends."""
     require_matplotlib()
     from matplotlib import rc_context  # noqa: PLC0415 - an extra, needed for pictures alone
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    # Fixed salt and no date: the same sizes give the same bytes.
+    # Fixed salt and no date: the same figures give the same bytes.
     with rc_context({"svg.hashsalt": "ladder", "font.size": 10}):
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        axes = figure.add_subplot()
-        for precision in dict.fromkeys(size.precision for size in sizes):
-            _curve(axes, [size for size in sizes if size.precision == precision])
-        _decorate(axes, sizes, title)
+        figure = Figure(figsize=(8 * panels**0.7, 4.5), layout="constrained")
+        yield [figure.add_subplot(1, panels, number + 1) for number in range(panels)]
         for path in paths:
             metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
             figure.savefig(path, dpi=150, metadata=metadata)
+
+
+def _by_label(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
+    names = dict.fromkeys(row.label for row in figures)
+    return {name: [row for row in figures if row.label == name] for name in names}
+
+
+def _quality_curve(axes: Axes, label: str, rows: Sequence[Figures], values: Sequence[float]) -> None:
+    """Values against depth; another quantiser than the default has the same colour, dashed."""
+    precision = rows[0].precision
+    line, colour = "o-" if label == precision else "o--", _COLOURS.get(precision, "#000000")
+    axes.plot([row.depth for row in rows], values, line, color=colour, markersize=4, label=label)
+
+
+def _exact_panel(axes: Axes, figures: Sequence[Figures]) -> None:
+    """Share of exact answers against depth, a curve per precision."""
+    for label, rows in _by_label(figures).items():
+        _quality_curve(axes, label, rows, [100 * row.exact for row in rows])
+    _by_depth(axes, figures, "exact answers, %")
+    axes.set_ylim(0, 100)
+
+
+def _loss_panel(axes: Axes, figures: Sequence[Figures]) -> None:
+    """Loss above float32's against depth, with the goals dotted."""
+    whole = {row.depth: row.bits_per_byte for row in figures if row.precision == "fp32"}
+    for label, rows in _by_label(figures).items():
+        known = [row for row in rows if row.depth in whole and row.precision != "fp32"]
+        if known:
+            above = [100 * (row.bits_per_byte / whole[row.depth] - 1) for row in known]
+            _quality_curve(axes, label, known, above)
+    for precision, (loss, _) in GOALS.items():
+        axes.axhline(100 * loss, linestyle=":", color=_COLOURS[precision], linewidth=1)
+    _by_depth(axes, figures, "loss above float32's, % (dotted: goal)")
+
+
+def _by_depth(axes: Axes, figures: Sequence[Figures], label: str) -> None:
+    axes.set_xlabel("depth (blocks kept)")
+    axes.set_ylabel(label)
+    axes.set_xticks(sorted({row.depth for row in figures}))
+    axes.grid(axis="y", color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
 
 
 def _curve(axes: Axes, sizes: Sequence[Size]) -> None:

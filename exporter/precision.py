@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -15,10 +15,11 @@ from exporter.config import LadderConfig
 from exporter.errors import PrecisionError
 from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, Part, TensorSpec
-from exporter.quantize import METHODS, SEARCH, Blocks, dequantise, packed_width, quantise
+from exporter.quantize import METHODS, NEAREST, SEARCH, Blocks, dequantise, joined, packed_width, quantise
 
 __all__ = [
     "BLOCKS",
+    "CALIBRATED",
     "INT8_ACTIVATIONS",
     "PRECISIONS",
     "QUANTISERS",
@@ -35,8 +36,10 @@ __all__ = [
 _FULL, _HALF, _BYTE = 32, 16, 8
 """Bits of the float formats."""
 
-QUANTISERS = METHODS
-"""How codes and scales are found, by name."""
+CALIBRATED = "gptq"
+QUANTISERS = (*METHODS, CALIBRATED)
+"""How codes and scales are found, by name; the last looks at examples, and leaves to the search what they do
+not reach."""
 
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
@@ -135,6 +138,8 @@ class PrecisionPlan:
     scheme: Scheme
     storage: Mapping[str, Storage]
     specs: Mapping[str, TensorSpec]
+    known: Mapping[tuple[str, int | None], Blocks] = field(default_factory=dict, repr=False)
+    """What calibration found, by tensor and row of its leading axis (None: the whole tensor)."""
 
     def nbytes(self, name: str) -> int:
         """Bytes that a tensor takes in the weights file."""
@@ -166,16 +171,34 @@ class PrecisionPlan:
             kind["bytes"] += self.nbytes(name)
         return {"scheme": self.scheme.to_json(), "bytes": self.total, "storage": kinds}
 
-    def quantise(self, name: str, matrix: Array) -> Blocks:
-        """Quantise a matrix [N, K] of a tensor, its blocks running along K, as the plan says."""
-        storage = self.storage[name]
-        return quantise(
-            matrix,
-            storage.bits,
-            storage.block,
-            method=self.scheme.quantiser,
-            zero_points=storage.zero_points,
-        )
+    def quantise(
+        self, name: str, matrix: Array, row: int | None = None, indices: Sequence[int] | None = None
+    ) -> Blocks:
+        """Quantise a matrix [N, K] of a tensor, its blocks running along K, as the plan says.
+
+        Args:
+            name: of the tensor.
+            matrix: its values.
+            row: of its leading axis, where the matrix is one; None where it is the whole tensor.
+            indices: rows of that row which the matrix holds; None for all.
+        """
+        found = self._found(name, row)
+        if found is not None:
+            return found if indices is None else found.rows(indices)
+        storage, method = self.storage[name], self.scheme.quantiser
+        method = NEAREST if method == NEAREST else SEARCH
+        return quantise(matrix, storage.bits, storage.block, method=method, zero_points=storage.zero_points)
+
+    def _found(self, name: str, row: int | None) -> Blocks | None:
+        """What calibration found of a tensor, or of one row of its leading axis."""
+        if (name, row) in self.known:
+            return self.known[name, row]
+        shape = self.specs[name].shape
+        if row is None and (name, 0) in self.known:
+            return joined([self.known[name, each] for each in range(shape[0])])
+        if row is not None and (name, None) in self.known:
+            return self.known[name, None].rows(slice(row * shape[1], (row + 1) * shape[1]))
+        return None
 
 
 _MATMULS = ("_proj/kernel", "/proj/kernel", "/mhc_phi_pre", "/mhc_phi_post", "/mhc_phi_res")
@@ -256,20 +279,22 @@ class StoredLadder(Ladder):
 
     def read(self, name: str, row: int | None = None) -> Array:
         """The tensor (or one row of its leading axis), rounded to its storage and back to float32."""
-        return self._round(name, self.parent.read(name, row))
+        return self._round(name, self.parent.read(name, row), row)
 
     def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
         """Read and round chosen rows of an engram table, whose blocks run within rows."""
-        return self._round(name, self.parent.gather(name, row, indices))
+        return self._round(name, self.parent.gather(name, row, indices), row, indices)
 
-    def _round(self, name: str, values: Array) -> Array:
+    def _round(
+        self, name: str, values: Array, row: int | None, indices: Sequence[int] | None = None
+    ) -> Array:
         storage = self.plan.storage[name]
         if not storage.block:
             return to_half(name, values).astype(np.float32) if storage.half else values
         role = role_of(self.layout[name])
         matrices = values.swapaxes(-1, -2) if role is Role.MATMUL else values
         rows = np.ascontiguousarray(matrices).reshape(-1, matrices.shape[-1])
-        back = dequantise(self.plan.quantise(name, rows), storage.bits, rows.shape[1])
+        back = dequantise(self.plan.quantise(name, rows, row, indices), storage.bits, rows.shape[1])
         if role is Role.TABLE:
             # Gathered rows leave GatherBlockQuantized in the dtype of its scales.
             back = back.astype(np.float16).astype(np.float32)

@@ -104,7 +104,7 @@ class Source:
         """A quantised tensor, or one row of its leading axis, as a matrix [N, K]."""
         values = self.ladder.read(name, row)
         matrix = values.T if kernel else values.reshape(-1, values.shape[-1])
-        return self.plan.quantise(name, np.ascontiguousarray(matrix))
+        return self.plan.quantise(name, np.ascontiguousarray(matrix), row)
 
     def _parameter(
         self, key: str, dtype: ir.DataType, shape: tuple[int, ...], values: Callable[[], NDArray[Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporter.quantize.blocks import Blocks, dequantise, joined, pack, packed_width, unpack
+from exporter.quantize.calibrated import quantise_for
 from exporter.quantize.uncalibrated import METHODS, NEAREST, SEARCH, quantise
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "pack",
     "packed_width",
     "quantise",
+    "quantise_for",
     "unpack",
 ]
