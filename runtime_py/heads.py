@@ -27,9 +27,13 @@ class Heads:
         """Remember what to load."""
         self._bundle, self._sessions = bundle, sessions
 
-    def is_pooled(self, head: str, state: State) -> bool:
-        """Whether :meth:`read` can give a head's output: its pooling takes padding for text."""
-        return head in self._bundle.pooled and self._bundle.tokens.pad not in state.ids
+    def scores(self, head: str) -> bool:
+        """Whether :meth:`score` can give a head's output."""
+        return self._bundle.score is not None and head in self._bundle.heads
+
+    def pools(self, head: str, ids: Sequence[int] | NDArray[np.integer]) -> bool:
+        """Whether :meth:`read` can give a head's output for these tokens: pooling takes padding for text."""
+        return head in self._bundle.pooled and self._bundle.tokens.pad not in np.asarray(ids)
 
     def require(self, head: str) -> None:
         """Check that a head can be asked.
@@ -43,7 +47,7 @@ class Heads:
         """A head's output for the tokens of a state, out of the pooling that decoding carried along.
 
         Args:
-            head: one for which :meth:`is_pooled` holds.
+            head: one for which :meth:`pools` holds.
             state: with a token at least.
 
         Returns:

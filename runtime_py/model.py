@@ -364,6 +364,12 @@ class Model:
             if answered.position and self.is_pooled(answered):
                 return sigmoid(float(self._rungs[depth].heads.read("confidence", answered)[0]))
             answered = answered.ids
+        rung = self._rungs[depth]
+        if not rung.heads.scores("confidence") and rung.heads.pools("confidence", answered):
+            # A rung without a scoring graph pools while it reads.
+            state = self.state(len(answered), window=0, depth=depth)
+            self.prefill(state, answered)
+            return self.confidence(state)
         return sigmoid(float(self._score("confidence", answered, depth)[0]))
 
     @property
@@ -381,7 +387,7 @@ class Model:
 
     def is_pooled(self, state: State) -> bool:
         """Whether :meth:`confidence` of a state costs no second pass."""
-        return self._rungs[state.depth].heads.is_pooled("confidence", state)
+        return self._rungs[state.depth].heads.pools("confidence", state.ids)
 
     def embed(self, text: str) -> Vector:
         """Embedding of a text, [width] float32 of length 1; compare two by their product.

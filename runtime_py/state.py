@@ -209,7 +209,7 @@ class State:
             self._set_back(mark)
             self._marks.forget_after(mark.position)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the state to a file, replacing it as one step.
 
         Raises:
@@ -227,7 +227,7 @@ class State:
                 carry=self._carry.take(),
                 caches=caches,
             )
-            write_state(path, saved)
+            write_state(Path(path), saved)
 
     def restore(self, saved: SavedState) -> None:
         """Take over what :meth:`save` wrote, of the same bundle."""
