@@ -32,7 +32,9 @@ _ROWS: Final = (
 )
 
 
-def measure(bundle: Path, *, prompt: int, decode: int, threads: int, verify: bool = False) -> Figures:
+def measure(
+    bundle: Path, *, prompt: int, decode: int, threads: int, depth: int | None = None, verify: bool = False
+) -> Figures:
     """Measure a bundle in this process.
 
     Args:
@@ -40,6 +42,7 @@ def measure(bundle: Path, *, prompt: int, decode: int, threads: int, verify: boo
         prompt: tokens of the prefill, random ones.
         decode: tokens fed one by one after it.
         threads: as of :meth:`Model.load`.
+        depth: as of :meth:`Model.state`.
         verify: whether loading includes the sums of the files.
 
     Returns:
@@ -48,8 +51,8 @@ def measure(bundle: Path, *, prompt: int, decode: int, threads: int, verify: boo
     start = time.perf_counter()
     model = Model.load(bundle, threads=threads, verify=verify)
     loaded = time.perf_counter() - start
+    state = model.state(prompt + decode, depth=depth)
     resident = resident_memory()
-    state = model.state(prompt + decode)
     low = min(20, model.bundle.vocabulary - 1)
     ids = np.random.default_rng(0).integers(low, model.bundle.vocabulary, prompt + decode)
     # What the runtime does only once, it does here.
@@ -80,6 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--decode", type=int, default=64, help="tokens decoded; default 64")
     parser.add_argument("--rounds", type=int, default=3, help="processes per bundle, in turn; default 3")
     parser.add_argument("--threads", type=int, default=1, help="default 1")
+    parser.add_argument("--depth", type=int, help="blocks that run; default: all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -87,7 +91,11 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError("prompt, decode and rounds: give 1 or more of each.")
     if options.child:
         figures = measure(
-            options.bundle, prompt=options.prompt, decode=options.decode, threads=options.threads
+            options.bundle,
+            prompt=options.prompt,
+            decode=options.decode,
+            threads=options.threads,
+            depth=options.depth,
         )
         sys.stdout.write(json.dumps(figures) + "\n")
         return 0
@@ -108,6 +116,7 @@ def main(arguments: Sequence[str]) -> int:
 def _in_process(bundle: Path, options: argparse.Namespace) -> Figures:
     """Measure in a fresh process, whose peak of memory is the bundle's own."""
     sizes = [f"--{name}={getattr(options, name)}" for name in ("prompt", "decode", "threads")]
+    sizes += [f"--depth={options.depth}"] if options.depth is not None else []
     command = [sys.executable, "-m", "runtime_py", "bench", str(bundle.absolute()), "--child", *sizes]
     here = str(Path(__file__).resolve().parent.parent)
     done = subprocess.run(  # noqa: S603 - this very program

@@ -8,6 +8,7 @@ each has a state of its own, since the lanes of a shallow rung carry another str
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime_py.decoding import Decoding
-from runtime_py.errors import InputError, SingleDepthError
+from runtime_py.errors import GrammarError, InputError, SingleDepthError
 from runtime_py.grammar import Constraint
 from runtime_py.marks import Mark
 from runtime_py.sampling import Sampler, log_probability
@@ -224,13 +225,17 @@ class Speculative(Decoding):
             self._pending = last
         fitting = min(self.state.chunk, self.state.room, self._drafter.room) - len(self._pending)
         count = self._length.next() if min(fitting, limit - 1) > 0 else 0
-        if count:
-            self._draft = self._propose(count, min(fitting, limit - 1))
-        if not self._draft.tokens:
-            return super().choose(limit)
-        tokens = self._check(self._show())
-        if self.constraint is not None:
-            self.constraint.push(tokens)
+        try:
+            if count:
+                self._propose(count, min(fitting, limit - 1))
+            if not self._draft.tokens:
+                return super().choose(limit)
+            tokens = self._check(self._show())
+            if self.constraint is not None:
+                self.constraint.push(tokens)
+        except BaseException:
+            self._undo()
+            raise
         return tokens
 
     def settle(self, tokens: Sequence[int]) -> None:
@@ -250,32 +255,41 @@ class Speculative(Decoding):
         if marks and self._drafter.position > marks[-1].position:
             self._drafter.go_back(marks[-1])
 
-    def _propose(self, count: int, fitting: int) -> _Draft:
+    def _undo(self) -> None:
+        """Leave both states as they were before the draft."""
+        if self._mark is not None:
+            self.state.go_back(self._mark)
+            self._pending = self._before
+        if self._draft.marks:
+            self._drafter.go_back(self._draft.marks[0][1])
+
+    def _propose(self, count: int, fitting: int) -> None:
         """Draft ``count`` tokens, and what is forced between them, ``fitting`` in all."""
-        draft, sureness = _Draft(), 1.0
+        draft, sureness = self._draft, 1.0
         ahead = self._ahead = self.constraint.fork() if self.constraint is not None else None
-        while len(draft.tokens) < fitting and not draft.ends:
-            added = ahead.forced()[: fitting - len(draft.tokens)] if ahead is not None else []
-            if added:
-                draft.force(added, self._stops)
-            elif draft.drawn == count:
-                break
-            else:
-                allowed = ahead.allowed() if ahead is not None else None
-                chances = self._sampler.chances(self._drafters_logits(draft), allowed)
-                sureness *= float(chances.max())
-                # Decided before the token is drawn, or what is drawn would change what is looked at.
-                if not self._length.goes_on(sureness):
+        # Where a draft leads to what no grammar admits, it ends; the checker may never go there.
+        with suppress(GrammarError):
+            while len(draft.tokens) < fitting and not draft.ends:
+                added = ahead.forced()[: fitting - len(draft.tokens)] if ahead is not None else []
+                if added:
+                    draft.force(added, self._stops)
+                elif draft.drawn == count:
                     break
-                added = [self._sampler.draw(chances)]
-                draft.add(added[0], allowed, chances)
-            if ahead is not None:
-                ahead.push(added)
-                draft.ends = ahead.finished
-            draft.ends = draft.ends or draft.tokens[-1] in self._stops
+                else:
+                    allowed = ahead.allowed() if ahead is not None else None
+                    chances = self._sampler.chances(self._drafters_logits(draft), allowed)
+                    sureness *= float(chances.max())
+                    # Decided before the token is drawn, or what is drawn would change what is looked at.
+                    if not self._length.goes_on(sureness):
+                        break
+                    added = [self._sampler.draw(chances)]
+                    draft.add(added[0], allowed, chances)
+                if ahead is not None:
+                    ahead.push(added)
+                    draft.ends = ahead.finished
+                draft.ends = draft.ends or draft.tokens[-1] in self._stops
         if not draft.tokens:
             self._length.learn(sureness, 1)
-        return draft
 
     def _drafters_logits(self, draft: _Draft) -> Logits:
         """What the drafter makes of everything up to the end of the draft."""

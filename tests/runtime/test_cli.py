@@ -310,3 +310,13 @@ def test_a_prefix_file_keeps_its_depth(
     for depth in ("2", "2", "4"):
         _, out, _ = run(capsys, several, "on", *options, "--depth", depth)
         assert json.loads(out)["depth"] == int(depth)
+
+
+def test_bench_measures_a_depth(several: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompt", "20", "--decode", "10", "--rounds", "1", "--json"]
+    code, out, _ = run(capsys, "bench", several, *options, "--depth", "2")
+    assert code == 0
+    assert json.loads(out)[0]["decode_rate"] > 0
+    code, _, err = run(capsys, "bench", several, *options, "--depth", "9")
+    assert code == 3
+    assert "does not run at depth 9" in err

@@ -23,6 +23,7 @@ from runtime_py.errors import (
 from runtime_py.sampling import Sampler
 from runtime_py.speculation import DraftLength, Speculative
 from tests.runtime.bundles import USUAL, make_rungs, random_ids
+from tests.runtime.test_rollback import bits
 
 PROMPTS = [random_ids(3 + seed % 40, seed) for seed in range(200)]
 FIXED = Speculation(depth=2, most=5, adapt=False)
@@ -170,6 +171,32 @@ def test_a_rollback_left_out_shows(ladder: Model, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Carry, "put", lambda *_: None)
     found = [outcome(ladder.generate(prompt, max_tokens=24, draft=FIXED)) for prompt in PROMPTS[:40]]
     assert found != expected
+
+
+@pytest.mark.usefixtures("misled")
+@pytest.mark.parametrize("failing", ["choose", "check", "draw"])
+def test_a_failure_leaves_the_states_as_they_were(
+    ladder: Model, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    state, drafter = ladder.state(), ladder.state(depth=2)
+    generation = ladder.generate(PROMPTS[4], state, max_tokens=60, draft=FIXED, drafter=drafter)
+    for _ in range(7):
+        next(generation)
+    honest, seen = getattr(Sampler, failing), [(list(generation.ids), bits(state))]
+
+    def breaking(*_: object) -> int:
+        raise MemoryError
+
+    def go_on() -> None:
+        for _ in generation:
+            seen.append((list(generation.ids), bits(state)))  # noqa: PERF401 - it ends in the middle
+
+    monkeypatch.setattr(Sampler, failing, breaking)
+    with pytest.raises(MemoryError):
+        go_on()
+    assert (generation.ids, bits(state)) == seen[-1]
+    monkeypatch.setattr(Sampler, failing, honest)
+    assert generation.run().ids == ladder.generate(PROMPTS[4], max_tokens=60).run().ids
 
 
 # --- sampling
