@@ -10,7 +10,7 @@ from exporter.config import MINIMUM_DEPTH
 from exporter.errors import BudgetError, PrecisionError
 from exporter.footprint import Footprint, footprint
 from exporter.ladder import Ladder, slice_ladder
-from exporter.precision import BLOCKS, PRECISIONS, QUANTISERS, Scheme, plan_precision
+from exporter.precision import BLOCKS, PRECISIONS, QUANTISERS, PrecisionPlan, Scheme, plan_precision
 from targets import Budget, Target
 
 __all__ = ["AS_PLANNED", "Fitting", "Quantising", "scheme_for"]
@@ -80,14 +80,37 @@ class Fitting:
             DepthError: the depth is not on the ladder.
         """
         found = self.footprint(depth, precision)
+        self._refuse(found, depth, precision)
+        return found
+
+    def require_plan(self, ladder: Ladder, plan: PrecisionPlan) -> Footprint:
+        """Predict what an export of a plan costs, and refuse it if that is more than the target allows.
+
+        Args:
+            ladder: the slice.
+            plan: its storage.
+
+        Raises:
+            BudgetError: it cannot fit.
+        """
+        depth, name = ladder.config.num_layers, plan.scheme.name
+        if name in PRECISIONS:
+            return self.require(depth, name)
+        found = self._predicted(ladder, plan)
+        self._refuse(found, depth, name)
+        return found
+
+    def _refuse(self, found: Footprint, depth: int, precision: str) -> None:
         over = list(_excess(found, self._budget))
         if over:
+            remedy = (
+                self._remedy(depth, precision) if precision in PRECISIONS else "Lower --budget or --depth."
+            )
             message = (
                 f"depth {depth} in {precision} does not fit target {self.target.name!r}: it takes "
-                f"{' and '.join(over)}. {self._remedy(depth, precision)}"
+                f"{' and '.join(over)}. {remedy}"
             )
             raise BudgetError(message)
-        return found
 
     def deepest(self, precision: str) -> int:
         """The deepest rung that fits.
@@ -111,9 +134,12 @@ class Fitting:
             wanted = self.quantising if PRECISIONS[precision].block else AS_PLANNED
             scheme = scheme_for(self.target, precision, wanted)
             plan = plan_precision(sliced.config, sliced.layout, scheme)
-            context = self._budget.context or sliced.config.max_seq_len
-            self._known[depth, precision] = footprint(sliced, plan, context, tokenizer=self.tokenizer)
+            self._known[depth, precision] = self._predicted(sliced, plan)
         return self._known[depth, precision]
+
+    def _predicted(self, ladder: Ladder, plan: PrecisionPlan) -> Footprint:
+        context = self._budget.context or ladder.config.max_seq_len
+        return footprint(ladder, plan, context, tokenizer=self.tokenizer)
 
     @property
     def _budget(self) -> Budget:

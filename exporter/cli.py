@@ -19,8 +19,9 @@ from exporter.checkpoint import Checkpoint
 from exporter.errors import ExporterError
 from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
+from exporter.mixed import parse_bytes
 from exporter.plot import draw, draw_quality, measure, require_matplotlib, write_csv
-from exporter.precision import PRECISIONS, QUANTISERS
+from exporter.precision import MIXED, PRECISIONS, QUANTISERS
 from exporter.quality import STORED, as_table, misses, read_quality
 from exporter.quality_run import quality_of
 from exporter.quantize import SEARCH
@@ -79,7 +80,10 @@ def main() -> None:
     help="Blocks to keep, 2 to all; auto: as many as fit the target.",
 )
 @click.option("--target", default="host", show_default=True, help="Profile's name, or path of a .toml.")
-@click.option("--precision", metavar="|".join(PRECISIONS), help="Default: the target's.")
+@click.option("--precision", metavar="|".join([*PRECISIONS, MIXED]), help="Default: the target's.")
+@click.option(
+    "--budget", metavar="SIZE", help="Of the weights, such as 14MB, for mixed widths (needs PyTorch)."
+)
 @click.option(
     "--quantiser",
     metavar="|".join(QUANTISERS),
@@ -100,11 +104,19 @@ def main() -> None:
 @click.option("--require-verified", is_flag=True, help="Fail where there is nothing to verify against.")
 @click.option("--output", type=FILE, default=Path("dist"), show_default=True, help="Folder to write into.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name.")
-def export_command(quantiser: str | None, block: int | None, *, zero_points: bool, **options: Any) -> None:  # noqa: ANN401
+def export_command(
+    quantiser: str | None,
+    block: int | None,
+    budget: str | None,
+    *,
+    zero_points: bool,
+    **options: Any,  # noqa: ANN401
+) -> None:
     """Slice, quantise, write ONNX graphs and verify them."""
     with _warnings_shown():
         quantising = Quantising(quantiser, block, zero_points)
-        result = export(Export(quantising=quantising, **options), _progress)
+        room = None if budget is None else parse_bytes(budget)
+        result = export(Export(quantising=quantising, budget=room, **options), _progress)
     click.echo(_verdict(result), err=True)
     costs = result.footprint
     click.echo(

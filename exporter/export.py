@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +22,7 @@ from exporter.calibrate import calibrated
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
-from exporter.examples import CALIBRATION, examples_beside, read_examples
+from exporter.examples import CALIBRATION, Example, examples_beside, read_examples
 from exporter.footprint import Footprint
 from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
 from exporter.graph.builder import IR_VERSION, OPSET
@@ -30,7 +30,8 @@ from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, slice_ladder
 from exporter.layout import heads_in
 from exporter.lora import fold
-from exporter.precision import CALIBRATED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.mixed import mixed_plan
+from exporter.precision import CALIBRATED, MIXED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
 from exporter.quality import stored
 from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify_live, verify_stored
 from exporter.weights import WeightFile
@@ -66,9 +67,10 @@ class Export:
     """What to export, and how.
 
     ``depth`` ``auto`` takes the deepest rung that the target's budget has room for; ``precision`` None takes
-    the target's default; ``calibration`` None takes ``calibration.jsonl`` beside the checkpoint, where a
-    quantiser asks for examples; ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is
-    one; ``output`` is the folder that the bundle's folder or archive goes into.
+    the target's default, and ``mixed`` takes a ``budget``, bytes of weights; ``calibration`` None takes
+    ``calibration.jsonl`` beside the checkpoint, where a quantiser or mixed widths ask for examples;
+    ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is one; ``output`` is the
+    folder that the bundle's folder or archive goes into.
     """
 
     checkpoint: Path = SHIPPED
@@ -76,6 +78,7 @@ class Export:
     target: str = "host"
     precision: str | None = None
     quantising: Quantising = AS_PLANNED
+    budget: int | None = None
     adapters: tuple[Path, ...] = ()
     keep_confidence: bool = False
     calibration: Path | None = None
@@ -130,6 +133,8 @@ def scheme_of(target: Target, precision: str | None, quantising: Quantising = AS
         PrecisionError: it is unknown, or the target does not take it, or there is no such quantiser.
     """
     name = precision or target.precision.default
+    if name == MIXED and {"int4", "int8"} <= set(target.precision.allowed):
+        return replace(scheme_for(target, "int4", quantising), name=MIXED)
     if name not in target.precision.allowed or name not in PRECISIONS:
         known = [allowed for allowed in target.precision.allowed if allowed in PRECISIONS]
         message = (
@@ -158,13 +163,13 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     tokenizer = _tokenizer(request, base.config)
     taken = tokenizer.stat().st_size if tokenizer is not None else 0
     fitting = Fitting(base, target, taken, request.quantising)
+    _require_budget(request, scheme)
     depth = fitting.deepest(scheme.name) if request.depth == AUTO else request.depth
-    costs = fitting.require(depth, scheme.name)
+    if scheme.name != MIXED:
+        fitting.require(depth, scheme.name)
     ladder = slice_ladder(base, depth)
-    plan = plan_precision(ladder.config, ladder.layout, scheme)
-    if scheme.quantiser == CALIBRATED and scheme.block:
-        path = examples_beside(request.checkpoint, CALIBRATION, request.calibration)
-        plan = calibrated(plan, ladder, read_examples(path, ladder.config), progress)
+    plan = _plan(request, ladder, scheme, progress)
+    costs = fitting.require_plan(ladder, plan)
     name = f"{request.checkpoint.stem}-d{depth}-{target.name}-{scheme.name}"
     folder = request.output / name
     output = archive_name(folder, target.archive) if request.archive else folder
@@ -215,6 +220,35 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         publish(built, output)
     predicted = plan.total + constant_bytes(ladder.config, score=bool(heads))
     return ExportResult(output, report, predicted, file.size - file.padding, costs)
+
+
+def _require_budget(request: Export, scheme: Scheme) -> None:
+    """Make sure that a budget comes with the precision that keeps to it, and with a depth.
+
+    Raises:
+        PrecisionError: it does not.
+    """
+    if (scheme.name == MIXED) != (request.budget is not None):
+        message = "--precision mixed and --budget, such as 14MB, go together: give both or neither."
+        raise PrecisionError(message)
+    if scheme.name == MIXED and request.depth == AUTO:
+        message = "--precision mixed fills its --budget at any depth: give --depth as a number."
+        raise PrecisionError(message)
+
+
+def _plan(request: Export, ladder: Ladder, scheme: Scheme, progress: Callable[[str], None]) -> PrecisionPlan:
+    """The storage of a slice, measured and calibrated as far as was asked for."""
+
+    def examples() -> list[Example]:
+        path = examples_beside(request.checkpoint, CALIBRATION, request.calibration)
+        return read_examples(path, ladder.config)
+
+    if request.budget is not None:
+        return mixed_plan(ladder, scheme, request.budget, examples(), progress)
+    plan = plan_precision(ladder.config, ladder.layout, scheme)
+    if scheme.quantiser == CALIBRATED and scheme.block:
+        return calibrated(plan, ladder, examples(), progress)
+    return plan
 
 
 def build(

@@ -17,14 +17,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from exporter.config import LadderConfig
-from exporter.graph import Source, build_model, pooled_of, state_contract
+from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder
 from exporter.layout import heads_in
 from exporter.precision import PrecisionPlan
 from exporter.weights import WeightFile
 
-__all__ = ["CHUNK", "Footprint", "Memory", "footprint"]
+__all__ = ["CHUNK", "Footprint", "Memory", "footprint", "weights_bytes"]
 
 CHUNK: Final = 32
 """Tokens that the runtime prefills at once, unless told otherwise."""
@@ -133,6 +133,23 @@ def footprint(
     # The scoring graph is much like the decoding one.
     storage = weights + graph * (2 if scored else 1) + tokenizer + _OTHER_FILES
     return Footprint(storage, memory, context)
+
+
+def weights_bytes(ladder: Ladder, plan: PrecisionPlan) -> int:
+    """Bytes of the weights file that an export would write, laid out without its values.
+
+    Args:
+        ladder: what would be exported.
+        plan: its storage.
+    """
+    file, heads = _Sizes(), heads_in(ladder.layout)
+    source, pooled = Source(ladder, plan, file), pooled_of(heads)
+    build_model(source, pooled=pooled)
+    if heads:
+        build_score(source, heads)
+    if pooled:
+        build_readout(source, pooled)
+    return file.size
 
 
 class _Sizes(WeightFile):

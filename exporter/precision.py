@@ -20,7 +20,9 @@ from exporter.quantize import METHODS, NEAREST, SEARCH, Blocks, dequantise, join
 __all__ = [
     "BLOCKS",
     "CALIBRATED",
+    "GATHERED",
     "INT8_ACTIVATIONS",
+    "MIXED",
     "PRECISIONS",
     "QUANTISERS",
     "PrecisionPlan",
@@ -36,6 +38,9 @@ __all__ = [
 _FULL, _HALF, _BYTE = 32, 16, 8
 """Bits of the float formats."""
 
+MIXED = "mixed"
+"""Name of the precision whose widths are chosen per tensor under a budget."""
+
 CALIBRATED = "gptq"
 QUANTISERS = (*METHODS, CALIBRATED)
 """How codes and scales are found, by name; the last looks at examples, and leaves to the search what they do
@@ -46,6 +51,9 @@ INT8_ACTIVATIONS = 4
 
 _HEAD_BITS = 8
 """The least bits of a probe head's weights."""
+
+GATHERED = (4, 8)
+"""Bits that GatherBlockQuantized reads since 1.24; fewer are unpacked by plain operators."""
 
 _SMALL, _NARROW = 128, 16
 """Tensors with fewer values per block, and fewer on the last axis, stay float32: nothing to win."""
@@ -245,7 +253,7 @@ def _storage(config: LadderConfig, spec: TensorSpec, scheme: Scheme) -> Storage:
         return Storage(_HALF)
     block = fitting[-1]
     # Zero points of a row that end within a byte are misread by GatherBlockQuantized 1.24, without a word.
-    whole = width // block * bits % _BYTE == 0
+    whole = width // block * bits % _BYTE == 0 and bits in GATHERED
     return Storage(bits, block, scheme.accuracy_level, scheme.zero_points and whole)
 
 

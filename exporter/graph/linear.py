@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.graph.source import Source
-from exporter.precision import Storage
+from exporter.precision import GATHERED, Storage
 
 __all__ = ["MICROSOFT", "Linear", "Table", "TiedEmbedding"]
 
@@ -137,7 +138,9 @@ class Table(nn.Module):
 
 
 def gather_blocks(op: OpBuilder, blocks: BlockValues, indices: ir.Value, storage: Storage) -> ir.Value:
-    """One GatherBlockQuantized node, its output in the dtype of the scales."""
+    """Rows in the dtype of the scales: one GatherBlockQuantized node, where the bits have a kernel."""
+    if storage.bits not in GATHERED:
+        return _gather_unpacked(op, blocks, indices, storage)
     points = [] if blocks.zeros is None else [blocks.zeros]
     return op.GatherBlockQuantized(
         blocks.codes,
@@ -150,6 +153,22 @@ def gather_blocks(op: OpBuilder, blocks: BlockValues, indices: ir.Value, storage
         quantize_axis=1,
         **MICROSOFT,
     )
+
+
+def _gather_unpacked(op: OpBuilder, blocks: BlockValues, indices: ir.Value, storage: Storage) -> ir.Value:
+    """Rows [T, n, C] of ``indices`` [T, n], unpacked by plain operators, which every runtime has."""
+    per_byte = 8 // storage.bits
+    shifts, mask = (
+        op.Constant(value=ir.tensor(np.array(values, np.uint8)))
+        for values in ([storage.bits * place for place in range(per_byte)], [(1 << storage.bits) - 1])
+    )
+    packed = op.Unsqueeze(op.Gather(blocks.codes, indices, axis=0), [-1])
+    codes = op.BitwiseAnd(op.BitShift(packed, shifts, direction="RIGHT"), mask)
+    codes = op.Cast(op.Reshape(codes, [0, 0, -1, storage.block]), to=ir.DataType.FLOAT)
+    values = op.Sub(codes, float(1 << (storage.bits - 1)))
+    scales = op.Cast(op.Unsqueeze(op.Gather(blocks.scales, indices, axis=0), [-1]), to=ir.DataType.FLOAT)
+    # A code of two bits times a float16 is a float16: nothing is rounded.
+    return op.Cast(op.Reshape(op.Mul(values, scales), [0, 0, -1]), to=ir.DataType.FLOAT16)
 
 
 class TiedEmbedding(nn.Module):

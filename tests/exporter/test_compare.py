@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from exporter.compare import ACTIVATIONS, ARITHMETIC, FIDELITY, HEADS, Bound, compare
-from exporter.precision import PRECISIONS
+from exporter.precision import MIXED, PRECISIONS
 
 BOUND = Bound(0.1, 1e-2)
 
@@ -122,11 +122,12 @@ def test_a_comparison_is_written_without_its_noise() -> None:
 
 
 def test_every_precision_has_bounds_that_grow_as_it_gets_coarser() -> None:
-    assert set(FIDELITY) == set(HEADS) == set(PRECISIONS)
+    assert set(FIDELITY) == set(HEADS) == {*PRECISIONS, MIXED}
+    assert (FIDELITY[MIXED], HEADS[MIXED]) == (FIDELITY["int4"], HEADS["int4"])
     order = ["fp32", "fp16", "int8", "int4"]
-    assert sorted(FIDELITY, key=lambda name: FIDELITY[name].difference) == order
-    assert sorted(FIDELITY, key=lambda name: FIDELITY[name].kl) == order
-    assert sorted(HEADS, key=lambda name: HEADS[name]) == order
+    assert sorted(PRECISIONS, key=lambda name: FIDELITY[name].difference) == order
+    assert sorted(PRECISIONS, key=lambda name: FIDELITY[name].kl) == order
+    assert sorted(PRECISIONS, key=lambda name: HEADS[name]) == order
     assert FIDELITY["fp32"] == ARITHMETIC
     assert ARITHMETIC.difference == 1e-4
     assert ACTIVATIONS.difference < FIDELITY["int8"].difference
