@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from golden.pocket.data import Example, examples
+from golden.pocket.data import COMMANDS, PRACTICE, Domain, Example, examples
 from golden.pocket.prompt import BOS_ID, EOS_ID, PAD_ID, render_answer, render_prompt
 from golden.pocket.tokenizer import load
 
@@ -65,9 +65,11 @@ def pad(sequences: Sequence[tuple[list[int], int]], multiple: int = _MULTIPLE) -
 
 
 @lru_cache(maxsize=2)
-def _pool(split: Split, seed: int, number: int, batch: int, longest: int) -> tuple[Batch, ...]:
+def _pool(
+    split: Split, domain: Domain, seed: int, number: int, batch: int, longest: int
+) -> tuple[Batch, ...]:
     """Draw the batches of one pool: similar lengths together, batches in random order."""
-    stream = examples(split, seed * 1_000_003 + number)
+    stream = examples(split, seed * 1_000_003 + number, domain)
     kept: list[tuple[list[int], int]] = []
     while len(kept) < batch * _BATCHES_PER_POOL:
         encoded = encode(next(stream))
@@ -79,7 +81,15 @@ def _pool(split: Split, seed: int, number: int, batch: int, longest: int) -> tup
     return tuple(batches)
 
 
-def batch_at(recipe: Recipe, step: int, split: Split = "train") -> Batch:
-    """Return the batch of step ``step``; the same on every machine and after every resume."""
+def batch_at(recipe: Recipe, step: int, split: Split = "train", domain: Domain | None = None) -> Batch:
+    """Return the batch of step ``step``; the same on every machine and after every resume.
+
+    Args:
+        recipe: the run's recipe.
+        step: number of the step.
+        split: whose values occur.
+        domain: what is asked; the recipe's choice where None.
+    """
+    chosen = domain or (COMMANDS if step < recipe.rare_from else PRACTICE)
     number, index = divmod(step, _BATCHES_PER_POOL)
-    return _pool(split, recipe.seed, number, recipe.batch, recipe.longest)[index]
+    return _pool(split, chosen, recipe.seed, number, recipe.batch, recipe.longest)[index]

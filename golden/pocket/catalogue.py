@@ -1,4 +1,4 @@
-"""The commands of the pocket ladder: what can be asked, and the tools that can be offered for it.
+"""The first commands of the pocket ladder, and what no tool serves.
 
 Each intent can be offered under more than one form (tool name, description, parameter names), so
 that a right call has to be read off the offered schema rather than remembered.
@@ -6,73 +6,11 @@ that a right call has to be read off the offered schema rather than remembered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from golden.pocket.intents import Intent, Param, ToolForm, say
 
-__all__ = ["INTENTS", "OFF_TOPIC", "Intent", "Param", "Phrasing", "ToolForm"]
+__all__ = ["FIRST", "OFF_TOPIC"]
 
-JsonType = Literal["string", "integer", "boolean"]
-
-
-@dataclass(frozen=True)
-class Param:
-    """One parameter of an offered tool.
-
-    Attributes:
-        slot: the slot of the phrasing that fills it.
-        name: its name in the schema.
-        type: its JSON type.
-    """
-
-    slot: str
-    name: str
-    type: JsonType = "string"
-
-
-@dataclass(frozen=True)
-class ToolForm:
-    """One way of offering an intent as a tool."""
-
-    name: str
-    description: str
-    params: tuple[Param, ...] = ()
-
-    def schema(self) -> dict[str, object]:
-        """Return the tool as the JSON object that a prompt shows."""
-        params = {param.name: {"type": param.type} for param in self.params}
-        return {"name": self.name, "description": self.description, "parameters": params}
-
-
-@dataclass(frozen=True)
-class Phrasing:
-    """A sentence with ``{slot}`` places, and the slots whose value the wording itself decides."""
-
-    text: str
-    fixed: tuple[tuple[str, str | bool], ...] = ()
-
-
-@dataclass(frozen=True)
-class Intent:
-    """Something a user can ask for.
-
-    Attributes:
-        name: a stable key.
-        slots: slot name and value pool (a key of ``pools.POOLS``) of every drawn slot.
-        forms: the tools it can be offered as.
-        phrasings: how users say it.
-    """
-
-    name: str
-    slots: tuple[tuple[str, str], ...]
-    forms: tuple[ToolForm, ...]
-    phrasings: tuple[Phrasing, ...]
-
-
-def _say(*texts: str, **fixed: str | bool) -> tuple[Phrasing, ...]:
-    return tuple(Phrasing(text, tuple(fixed.items())) for text in texts)
-
-
-INTENTS: tuple[Intent, ...] = (
+FIRST: tuple[Intent, ...] = (
     Intent(
         "timer",
         (("minutes", "minutes"),),
@@ -80,7 +18,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("set_timer", "Start a countdown", (Param("minutes", "minutes", "integer"),)),
             ToolForm("countdown", "Run a timer", (Param("minutes", "length", "integer"),)),
         ),
-        _say(
+        say(
             "set a timer for {minutes} minutes",
             "start a {minutes} minute timer",
             "count down {minutes} minutes",
@@ -95,7 +33,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("set_alarm", "Set an alarm", (Param("time", "time"),)),
             ToolForm("wake_up", "Wake the user", (Param("time", "at"),)),
         ),
-        _say(
+        say(
             "wake me up at {time}",
             "set an alarm for {time}",
             "i need to get up at {time}",
@@ -111,14 +49,14 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("lamp", "Lights on or off", (Param("room", "where"), Param("on", "power"))),
         ),
         (
-            *_say(
+            *say(
                 "turn on the lights in the {room}",
                 "switch the {room} lights on",
                 "light up the {room}",
                 "lights on in the {room}",
                 on="on",
             ),
-            *_say(
+            *say(
                 "turn off the lights in the {room}",
                 "switch the {room} lights off",
                 "make the {room} dark",
@@ -134,7 +72,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("set_heat", "Set the thermostat", (Param("degrees", "degrees", "integer"),)),
             ToolForm("thermostat", "Room temperature", (Param("degrees", "target", "integer"),)),
         ),
-        _say(
+        say(
             "set the heating to {degrees} degrees",
             "make it {degrees} degrees in here",
             "heat the house to {degrees}",
@@ -148,7 +86,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("play_music", "Play an artist", (Param("artist", "artist"),)),
             ToolForm("music", "Start songs", (Param("artist", "band"),)),
         ),
-        _say(
+        say(
             "play {artist}",
             "play something by {artist}",
             "put on some {artist}",
@@ -163,13 +101,14 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("send_message", "Text someone", (Param("person", "to"), Param("text", "text"))),
             ToolForm("message", "Send a text", (Param("person", "person"), Param("text", "body"))),
         ),
-        _say(
+        say(
             "text {person} that {text}",
             "send {person} a message saying {text}",
             "tell {person} {text}",
             "message {person}: {text}",
             "write to {person} that {text}",
         ),
+        open_end=True,
     ),
     Intent(
         "call",
@@ -178,7 +117,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("call", "Phone someone", (Param("person", "contact"),)),
             ToolForm("dial", "Make a phone call", (Param("person", "whom"),)),
         ),
-        _say(
+        say(
             "call {person}",
             "phone {person}",
             "give {person} a ring",
@@ -193,12 +132,13 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("add_note", "Save a note", (Param("text", "text"),)),
             ToolForm("write_down", "Keep a note", (Param("text", "note"),)),
         ),
-        _say(
+        say(
             "make a note that {text}",
             "note down: {text}",
             "write down {text}",
             "take a note: {text}",
         ),
+        open_end=True,
     ),
     Intent(
         "reminder",
@@ -207,11 +147,12 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("remind", "Set a reminder", (Param("text", "what"), Param("time", "time"))),
             ToolForm("reminder", "Remind later", (Param("text", "text"), Param("time", "when"))),
         ),
-        _say(
+        say(
             "at {time} remind me: {text}",
             "remind me at {time}: {text}",
             "reminder for {time}: {text}",
         ),
+        open_end=True,
     ),
     Intent(
         "weather",
@@ -220,7 +161,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("get_weather", "Show the forecast", (Param("city", "city"),)),
             ToolForm("forecast", "Weather in a town", (Param("city", "place"),)),
         ),
-        _say(
+        say(
             "what is the weather in {city}",
             "will it rain in {city}",
             "how warm is it in {city}",
@@ -235,7 +176,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("navigate", "Show the way", (Param("place", "destination"),)),
             ToolForm("route", "Find directions", (Param("place", "to"),)),
         ),
-        _say(
+        say(
             "navigate to {place}",
             "take me to {place}",
             "how do i get to {place}",
@@ -250,7 +191,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("start_workout", "Track a sport", (Param("sport", "sport"),)),
             ToolForm("workout", "Record exercise", (Param("sport", "kind"),)),
         ),
-        _say(
+        say(
             "start a {sport} workout",
             "track my {sport}",
             "begin a {sport} session",
@@ -264,7 +205,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("set_volume", "Set loudness", (Param("percent", "level", "integer"),)),
             ToolForm("volume", "Change the sound", (Param("percent", "percent", "integer"),)),
         ),
-        _say(
+        say(
             "set the volume to {percent}",
             "volume at {percent} percent",
             "make it {percent} percent loud",
@@ -278,7 +219,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("add_item", "Add to the shopping list", (Param("item", "item"),)),
             ToolForm("shopping", "Groceries to buy", (Param("item", "product"),)),
         ),
-        _say(
+        say(
             "add {item} to the shopping list",
             "put {item} on my list",
             "we need to buy {item}",
@@ -301,13 +242,13 @@ INTENTS: tuple[Intent, ...] = (
             ),
         ),
         (
-            *_say(
+            *say(
                 "lock the {door} door",
                 "close the lock of the {door} door",
                 "is the {door} door open? lock it",
                 locked=True,
             ),
-            *_say(
+            *say(
                 "unlock the {door} door",
                 "open the {door} door",
                 "let him in by the {door} door",
@@ -322,7 +263,7 @@ INTENTS: tuple[Intent, ...] = (
             ToolForm("stop_timer", "Cancel the timer"),
             ToolForm("cancel", "End a countdown"),
         ),
-        _say(
+        say(
             "stop the timer",
             "cancel my timer",
             "end the countdown",
@@ -330,7 +271,7 @@ INTENTS: tuple[Intent, ...] = (
         ),
     ),
 )
-"""Every intent of the catalogue."""
+"""The intents of the first stage of training, from which the tokenizer was made."""
 
 OFF_TOPIC: tuple[str, ...] = (
     "tell me a joke",

@@ -7,27 +7,59 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from golden.pocket.catalogue import INTENTS, OFF_TOPIC, Intent, ToolForm
+from golden.pocket.catalogue import FIRST, OFF_TOPIC
+from golden.pocket.devices import INTENTS
+from golden.pocket.intents import Intent, JsonType, ToolForm
 from golden.pocket.pools import Split, draw
+from golden.pocket.unseen import UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Call", "Example", "examples"]
+__all__ = ["COMMANDS", "FIRST_STAGE", "NEW_TOOLS", "PRACTICE", "Call", "Domain", "Example", "examples"]
 
-Value = str | int | bool
+Value = str | int | float | bool
 Call = dict[str, object]
 """A call as it stands in an answer: ``{"name": str, "arguments": {str: value}}``."""
 
-_CHAT_SHARE = 0.06
-_NOT_OFFERED_SHARE = 0.05
-_TWO_CALLS_SHARE = 0.05
 _POLITE_SHARE = 0.3
-_OFFER_WEIGHTS = {2: 6, 3: 4, 4: 1}
 _BEFORE = ("please ", "can you ", "hey, ", "could you please ", "now ", "ok, ")
 _AFTER = (" please", " now", ", thanks")
 _SLOT = re.compile(r"\{(\w+)\}")
-_ENDS_IN_FREE_TEXT = frozenset({"message", "note", "reminder"})
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What is asked, and among which tools.
+
+    Attributes:
+        wanted: the intents that queries are about.
+        offered: the intents whose tools may be shown.
+        offers: how many tools are shown, with the weight of each number.
+        two_calls: share of the orders that ask for two calls.
+        chat: share of the queries that no tool of any kind serves.
+        not_offered: share of the queries whose tool is not shown.
+    """
+
+    wanted: tuple[Intent, ...]
+    offered: tuple[Intent, ...]
+    offers: tuple[tuple[int, int], ...] = ((2, 10), (3, 5), (4, 3), (5, 1), (6, 1))
+    two_calls: float = 0.08
+    chat: float = 0.06
+    not_offered: float = 0.06
+
+
+FIRST_STAGE = Domain(FIRST, FIRST, ((2, 6), (3, 4), (4, 1)), two_calls=0.05, not_offered=0.05)
+"""What the tokenizer was made from, and the first stage of training saw."""
+
+COMMANDS = Domain(INTENTS, INTENTS)
+"""What the shipped ladder is asked."""
+
+PRACTICE = Domain(INTENTS, INTENTS, two_calls=0.2, chat=0.08, not_offered=0.14)
+"""The same with more of what is rare and hard: double calls and refusals."""
+
+NEW_TOOLS = Domain(UNSEEN, (*INTENTS, *UNSEEN))
+"""Queries for tools that no ladder was trained on, among all tools."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +90,9 @@ class _Ask:
     values: tuple[str, ...]
 
 
-def _typed(value: str | bool, kind: str) -> Value:  # noqa: FBT001 - a JSON value, not a flag
+def _typed(value: str | bool, kind: JsonType) -> Value:  # noqa: FBT001 - a JSON value, not a flag
+    if kind == "number":
+        return float(value)
     return int(value) if kind == "integer" else value
 
 
@@ -89,40 +123,37 @@ def _polite(query: str, *, open_end: bool, rng: random.Random) -> str:
 
 
 def _offer(
-    wanted: tuple[Intent, ...], barred: tuple[Intent, ...], rng: random.Random
+    domain: Domain, wanted: tuple[Intent, ...], barred: tuple[Intent, ...], rng: random.Random
 ) -> list[tuple[Intent, ToolForm]]:
     """Choose the offered tools: every wanted intent, no barred one, in random order."""
-    count = rng.choices(tuple(_OFFER_WEIGHTS), tuple(_OFFER_WEIGHTS.values()))[0]
-    others = [intent for intent in INTENTS if intent not in wanted and intent not in barred]
+    counts, weights = zip(*domain.offers, strict=True)
+    count = rng.choices(counts, weights)[0]
+    others = [intent for intent in domain.offered if intent not in wanted and intent not in barred]
     picked = [*wanted, *rng.sample(others, max(0, count - len(wanted)))]
     rng.shuffle(picked)
     return [(intent, rng.choice(intent.forms)) for intent in picked]
 
 
-def _refusal(split: Split, rng: random.Random, *, chat: bool) -> Example:
-    intent = rng.choice(INTENTS)
+def _refusal(domain: Domain, split: Split, rng: random.Random, *, chat: bool) -> Example:
+    intent = rng.choice(domain.wanted)
     ask = _chat(split, rng) if chat else _ask(intent, split, rng)
     barred = () if chat else (intent,)
-    tools = tuple(form.schema() for _, form in _offer((), barred, rng))
-    open_end = not chat and intent.name in _ENDS_IN_FREE_TEXT
+    tools = tuple(form.schema() for _, form in _offer(domain, (), barred, rng))
+    open_end = not chat and intent.open_end
     return Example(_polite(ask.text, open_end=open_end, rng=rng), tools, (), (), ask.values)
 
 
-def _order(split: Split, rng: random.Random, *, two: bool) -> Example:
-    wanted = tuple(rng.sample(INTENTS, 2 if two else 1))
-    if two and wanted[0].name in _ENDS_IN_FREE_TEXT:
+def _order(domain: Domain, split: Split, rng: random.Random, *, two: bool) -> Example:
+    wanted = tuple(rng.sample(domain.wanted, 2 if two else 1))
+    if two and wanted[0].open_end:
         # A free text would swallow the second command: put it last, or drop the second.
-        wanted = wanted[::-1] if wanted[1].name not in _ENDS_IN_FREE_TEXT else wanted[:1]
+        wanted = wanted[:1] if wanted[1].open_end else wanted[::-1]
     asks = [_ask(intent, split, rng) for intent in wanted]
-    offer = _offer(wanted, (), rng)
+    offer = _offer(domain, wanted, (), rng)
     forms = dict(offer)
-    query = _polite(
-        ", then ".join(ask.text for ask in asks),
-        open_end=wanted[-1].name in _ENDS_IN_FREE_TEXT,
-        rng=rng,
-    )
+    text = ", then ".join(ask.text for ask in asks)
     return Example(
-        query,
+        _polite(text, open_end=wanted[-1].open_end, rng=rng),
         tuple(form.schema() for _, form in offer),
         tuple(_call(forms[intent], ask.slots) for intent, ask in zip(wanted, asks, strict=True)),
         tuple(intent.name for intent in wanted),
@@ -130,12 +161,13 @@ def _order(split: Split, rng: random.Random, *, two: bool) -> Example:
     )
 
 
-def examples(split: Split, seed: int) -> Iterator[Example]:
+def examples(split: Split, seed: int, domain: Domain = COMMANDS) -> Iterator[Example]:
     """Yield an endless stream of examples.
 
     Args:
         split: the split whose values may appear.
         seed: the stream's seed; the two splits give different streams for one seed.
+        domain: what is asked, and among which tools.
 
     Yields:
         Examples, the same for the same arguments on every machine.
@@ -143,7 +175,7 @@ def examples(split: Split, seed: int) -> Iterator[Example]:
     rng = random.Random(f"{split}-{seed}")  # noqa: S311 - reproducible data, not secrets
     while True:
         share = rng.random()
-        if share < _CHAT_SHARE + _NOT_OFFERED_SHARE:
-            yield _refusal(split, rng, chat=share < _CHAT_SHARE)
+        if share < domain.chat + domain.not_offered:
+            yield _refusal(domain, split, rng, chat=share < domain.chat)
         else:
-            yield _order(split, rng, two=rng.random() < _TWO_CALLS_SHARE)
+            yield _order(domain, split, rng, two=rng.random() < domain.two_calls)

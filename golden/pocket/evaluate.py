@@ -21,8 +21,9 @@ from torch.nn.functional import log_softmax
 
 from exporter.checkpoint import Checkpoint
 from exporter.ladder import plan_slice
+from exporter.lora import fold
 from golden.pocket.batches import encode, pad
-from golden.pocket.data import Example, examples
+from golden.pocket.data import COMMANDS, NEW_TOOLS, Domain, Example, examples
 from golden.pocket.fast import answer_logits
 from golden.pocket.prompt import EOS_ID, parse_calls, render_answer
 from golden.pocket.tokenizer import load
@@ -31,10 +32,11 @@ from golden.reference import TensorLadder, Weights, forward
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CHECKPOINT", "Figures", "evaluate", "greedy", "held_out", "read_tensors"]
+__all__ = ["CHECKPOINT", "Figures", "Reply", "evaluate", "greedy", "held_out", "read_tensors", "reply"]
 
 _BATCH = 32
 _SPARE_TOKENS = 8
+_DOMAINS = {"seen": COMMANDS, "unseen": NEW_TOOLS}
 CHECKPOINT = Path(__file__).with_name("pocket.safetensors")
 
 
@@ -44,6 +46,7 @@ class Figures:
 
     Attributes:
         depth: blocks that ran.
+        parameters: how many the slice has, heads included.
         examples: held-out examples asked.
         exact: share answered with exactly the right calls, refusals among them.
         exact_single: the same over the examples with one call.
@@ -54,6 +57,7 @@ class Figures:
     """
 
     depth: int
+    parameters: int
     examples: int
     exact: float
     exact_single: float
@@ -64,6 +68,21 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What a ladder answered, and its loss on the right answer.
+
+    Attributes:
+        ids: its tokens, without ``eos``.
+        text: the same, decoded, markers included.
+        nats: cross-entropy of the right answer, summed over its tokens.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    nats: float
+
+
+@dataclass(frozen=True)
 class _Answer:
     """One example's outcome: how many first tokens of the right answer were the likeliest, and its nats."""
 
@@ -71,9 +90,9 @@ class _Answer:
     nats: float
 
 
-def held_out(count: int, seed: int = 0) -> list[Example]:
-    """Return the first ``count`` held-out examples of a seed."""
-    return list(itertools.islice(examples("test", seed), count))
+def held_out(count: int, seed: int = 0, domain: Domain = COMMANDS) -> list[Example]:
+    """Return the first ``count`` held-out examples of a seed, of the trained tools or of ``domain``."""
+    return list(itertools.islice(examples("test", seed, domain), count))
 
 
 def greedy(weights: Weights, prompt: Sequence[int], limit: int) -> list[int]:
@@ -114,6 +133,29 @@ def _share(hits: Sequence[bool]) -> float:
     return round(sum(hits) / len(hits), 4) if hits else math.nan
 
 
+def reply(weights: Weights, asked: Sequence[Example]) -> list[Reply]:
+    """Let a ladder answer examples, greedily.
+
+    Args:
+        weights: the ladder or a slice of it.
+        asked: examples, as ``held_out`` gives them.
+    """
+    tokenizer = load()
+    rows = [encode(example) for example in asked]
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
+    outcome = dict(zip(order, _follow(weights, [rows[index] for index in order]), strict=True))
+    replies = []
+    for index, (ids, prompt) in enumerate(rows):
+        agreed = prompt + outcome[index].followed
+        # An answer that agrees to its end needs no decoding; what is left of it is eos.
+        rest = greedy(weights, ids[:agreed], len(ids) - agreed + _SPARE_TOKENS) if agreed < len(ids) else []
+        own = [token for token in [*ids[prompt:agreed], *rest] if token != EOS_ID]
+        replies.append(
+            Reply(tuple(own), tokenizer.decode(own, skip_special_tokens=False), outcome[index].nats)
+        )
+    return replies
+
+
 def evaluate(weights: Weights, asked: Sequence[Example]) -> Figures:
     """Ask a ladder the examples and compare its calls with the right ones.
 
@@ -124,20 +166,8 @@ def evaluate(weights: Weights, asked: Sequence[Example]) -> Figures:
     Returns:
         Its figures; an answer that is no well-formed list of calls counts as wrong.
     """
-    tokenizer = load()
-    rows = [encode(example) for example in asked]
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
-    followed = _follow(weights, [rows[index] for index in order])
-    outcome = dict(zip(order, followed, strict=True))
-    given: list[list[dict[str, object]] | None] = []
-    for index, (example, (ids, prompt)) in enumerate(zip(asked, rows, strict=True)):
-        agreed = prompt + outcome[index].followed
-        if agreed == len(ids):
-            given.append(list(example.calls))
-        else:
-            rest = greedy(weights, ids[:agreed], len(ids) - agreed + _SPARE_TOKENS)
-            text = tokenizer.decode([*ids[prompt:agreed], *rest], skip_special_tokens=False)
-            given.append(parse_calls(text))
+    replies = reply(weights, asked)
+    given = [parse_calls(answer.text) for answer in replies]
     right = [list(example.calls) == calls for example, calls in zip(asked, given, strict=True)]
 
     def among(calls: int) -> list[bool]:
@@ -147,19 +177,20 @@ def evaluate(weights: Weights, asked: Sequence[Example]) -> Figures:
     empty = [calls == [] for example, calls in zip(asked, given, strict=True) if example.calls]
     return Figures(
         depth=weights.config.num_layers,
+        parameters=sum(math.prod(spec.shape) for spec in weights.ladder.layout.values()),
         examples=len(asked),
         exact=_share(right),
         exact_single=_share(among(1)),
         exact_double=_share(among(2)),
         refused=_share(among(0)),
         refused_wrongly=_share(empty),
-        bits_per_byte=round(sum(a.nats for a in followed) / math.log(2) / size, 4),
+        bits_per_byte=round(sum(answer.nats for answer in replies) / math.log(2) / size, 4),
     )
 
 
-def read_tensors(path: Path) -> Weights:
-    """Read a checkpoint into float32 tensors."""
-    ladder = Checkpoint(path)
+def read_tensors(path: Path, adapters: Sequence[Path] = ()) -> Weights:
+    """Read a checkpoint, with adapters folded in, into float32 tensors."""
+    ladder = fold(Checkpoint(path), adapters, keep_confidence=True)
     tensors: dict[str, Tensor] = {name: torch.from_numpy(ladder.read(name)) for name in ladder.layout}
     return Weights(TensorLadder(ladder.config, tensors))
 
@@ -171,9 +202,12 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[20, 16, 12, 8, 4, 2])
     parser.add_argument("--examples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tools", choices=_DOMAINS, default="seen", help="those of the training, or new")
+    parser.add_argument("--adapter", type=Path, nargs="+", default=[], help="LoRA adapters to fold in")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     options = parser.parse_args()
-    weights, asked = read_tensors(options.checkpoint), held_out(options.examples, options.seed)
+    weights = read_tensors(options.checkpoint, options.adapter)
+    asked = held_out(options.examples, options.seed, _DOMAINS[options.tools])
     for number, depth in enumerate(options.depths):
         sliced = weights
         if depth != weights.config.num_layers:

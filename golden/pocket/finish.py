@@ -41,7 +41,7 @@ def measure_heads(
     weights = Weights(TensorLadder(config, tensors))
     shares: dict[str, float] = {}
     for head in TRAINED_HEADS:
-        batches = itertools.islice(head_batches(head, "test", recipe), _TEST_BATCHES)
+        batches = itertools.islice(head_batches(head, "test", recipe, weights), _TEST_BATCHES)
         with torch.no_grad():
             hits = [head_accuracy(head, head_output(weights, head, b), b.labels) for b in batches]
         shares[head] = round(sum(hits) / len(hits), 4)

@@ -1,7 +1,7 @@
 """Train the three probe heads on the frozen ladder.
 
-* confidence: is this answer right? Right answers against the same answers with a value, a tool or a
-  call changed. Scored on ``bos`` + prompt + answer, without ``eos``.
+* confidence: is this answer right? Right answers against wrong ones to the same prompts: the mistakes of
+  the ladder's own shallow rungs. Scored on ``bos`` + prompt + answer, without ``eos``.
 * embedding: a query beside the tool that serves it, by a sigmoid loss over all pairs of a batch
   (Zhai et al., 2023); ``log_temp`` and ``bias`` are that loss's own.
 * router: how many calls a query asks for, of the offered tools: none, one, or several. What the
@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, logsigmoid
 
+from exporter.ladder import plan_slice
 from golden.pocket.batches import encode, pad
-from golden.pocket.data import Example, examples
+from golden.pocket.data import PRACTICE, Example, examples
+from golden.pocket.evaluate import reply
 from golden.pocket.fast import cells_of
-from golden.pocket.prompt import BOS_ID, render_prompt
+from golden.pocket.prompt import BOS_ID, parse_calls, render_prompt
 from golden.pocket.tokenizer import load
 from golden.reference import TensorLadder, Weights
 from golden.reference.heads import pool, project
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from exporter.config import LadderConfig
     from golden.pocket.pools import Split
@@ -38,7 +39,6 @@ __all__ = [
     "TRAINED_HEADS",
     "HeadBatch",
     "HeadRecipe",
-    "corrupt",
     "head_accuracy",
     "head_batches",
     "head_loss",
@@ -48,6 +48,8 @@ __all__ = [
 
 Ids = list[int]
 
+_ERRING_DEPTHS = (2, 4, 6)
+_ASKED_AT_ONCE = 16
 _BASIS = 128
 """Most directions of pooled vectors that a head's projection may use."""
 
@@ -88,41 +90,6 @@ class HeadBatch:
     labels: Tensor
 
 
-def _swap_value(call: dict[str, object], rng: random.Random) -> dict[str, object]:
-    """Change one argument of a call a little: a letter or a digit, or the other truth value."""
-    arguments = dict(cast("dict[str, object]", call["arguments"]))
-    key = rng.choice(list(arguments))
-    value = arguments[key]
-    if isinstance(value, bool):
-        arguments[key] = not value
-    elif isinstance(value, int):
-        arguments[key] = value + rng.choice((-10, -1, 1, 10))
-    else:
-        words = str(value).split(" ")
-        index = rng.randrange(len(words))
-        words[index] = words[index][:-1] or "x" if rng.random() < 0.5 else words[index] + words[index][:2]  # noqa: PLR2004
-        arguments[key] = " ".join(words)
-    return {"name": call["name"], "arguments": arguments}
-
-
-def corrupt(example: Example, rng: random.Random) -> Example:
-    """Answer an example wrongly: a changed value, another offered tool, a missing or needless call."""
-    if not example.calls:
-        tool = rng.choice(example.tools)
-        arguments = dict.fromkeys(cast("dict[str, object]", tool["parameters"]), "it")
-        return replace(example, calls=({"name": tool["name"], "arguments": arguments},))
-    call, rest = example.calls[0], example.calls[1:]
-    kind = rng.randrange(4)
-    others = [tool["name"] for tool in example.tools if tool["name"] != call["name"]]
-    if kind == 0:
-        return replace(example, calls=rest)
-    if (kind == 1 or not call["arguments"]) and others:
-        return replace(example, calls=({**call, "name": rng.choice(others)}, *rest))
-    if not call["arguments"]:
-        return replace(example, calls=rest)
-    return replace(example, calls=(_swap_value(call, rng), *rest))
-
-
 def _query_ids(text: str) -> Ids:
     return [BOS_ID, *load().encode(text).ids]
 
@@ -132,16 +99,26 @@ def _tool_ids(tool: dict[str, object]) -> Ids:
     return _query_ids(render_prompt("", [tool]).partition("</tools>")[0])
 
 
-def _confidence(stream: Iterator[Example], count: int, rng: random.Random) -> HeadBatch:
-    """Every example twice, answered rightly and wrongly: the prompts then tell nothing."""
-    rows = [next(stream) for _ in range(-(-count // 2))]
-    shown = [*rows, *(corrupt(row, rng) for row in rows)]
-    labels = torch.tensor([1.0] * len(rows) + [0.0] * len(rows))
-    return HeadBatch([encode(row)[0][:-1] for row in shown], labels)
+def _confidence(stream: Iterator[Example], count: int, weights: Weights) -> Iterator[HeadBatch]:
+    """Prompts with their right answers and with a rung's wrong ones: the prompts then tell nothing."""
+    half = -(-count // 2)
+    right: list[Ids] = []
+    wrong: list[Ids] = []
+    for depth in itertools.cycle(_ERRING_DEPTHS):
+        rung = weights.sliced(plan_slice(weights.config, min(depth, weights.config.num_layers)))
+        rows = list(itertools.islice(stream, _ASKED_AT_ONCE))
+        for row, answer in zip(rows, reply(rung, rows), strict=True):
+            if parse_calls(answer.text) != list(row.calls):
+                ids, prompt = encode(row)
+                right.append(ids[:-1])
+                wrong.append([*ids[:prompt], *answer.ids])
+        while len(right) >= half:
+            labels = torch.tensor([1.0] * half + [0.0] * half)
+            yield HeadBatch([*right[:half], *wrong[:half]], labels)
+            del right[:half], wrong[:half]
 
 
-def _embedding(stream: Iterator[Example], count: int, rng: random.Random) -> HeadBatch:
-    del rng
+def _embedding(stream: Iterator[Example], count: int) -> HeadBatch:
     queries: list[Ids] = []
     wanted: list[str] = []
     tools: dict[str, Ids] = {}
@@ -158,8 +135,7 @@ def _embedding(stream: Iterator[Example], count: int, rng: random.Random) -> Hea
     return HeadBatch([*queries, *tools.values()], labels)
 
 
-def _router(stream: Iterator[Example], count: int, rng: random.Random) -> HeadBatch:
-    del rng
+def _router(stream: Iterator[Example], count: int) -> HeadBatch:
     rows: list[Example] = []
     while len(rows) < count:
         row = next(stream)
@@ -173,19 +149,22 @@ def _router(stream: Iterator[Example], count: int, rng: random.Random) -> HeadBa
 TRAINED_HEADS = ("confidence", "embedding", "router")
 """The heads, in the order in which they are trained."""
 
-_MAKERS: dict[str, Callable[[Iterator[Example], int, random.Random], HeadBatch]] = {
-    "confidence": _confidence,
-    "embedding": _embedding,
-    "router": _router,
-}
 
+def head_batches(head: str, split: Split, recipe: HeadRecipe, weights: Weights) -> Iterator[HeadBatch]:
+    """Yield a head's batches: an endless stream, the same for the same arguments.
 
-def head_batches(head: str, split: Split, recipe: HeadRecipe) -> Iterator[HeadBatch]:
-    """Yield a head's batches: an endless stream, the same for the same arguments."""
-    stream = examples(split, recipe.seed)
-    rng = random.Random(f"{head}-{split}-{recipe.seed}")  # noqa: S311 - reproducible data
+    Args:
+        head: one of ``TRAINED_HEADS``.
+        split: whose values occur.
+        recipe: seed and size.
+        weights: the ladder, whose rungs make the mistakes that the confidence head learns from.
+    """
+    stream = examples(split, recipe.seed, PRACTICE)
+    if head == "confidence":
+        yield from _confidence(stream, recipe.batch, weights)
+    maker = _embedding if head == "embedding" else _router
     while True:
-        yield _MAKERS[head](stream, recipe.batch, rng)
+        yield maker(stream, recipe.batch)
 
 
 def read_cells(weights: Weights, batch: HeadBatch) -> tuple[Tensor, Tensor]:
@@ -240,7 +219,7 @@ def _basis(features: Tensor) -> Tensor:
 def _train_head(weights: Weights, head: str, recipe: HeadRecipe) -> tuple[dict[str, Tensor], list[float]]:
     """Train one head: its new tensors, and the losses."""
     config, tensors = weights.config, cast("TensorLadder", weights.ladder).tensors
-    batches = list(itertools.islice(head_batches(head, "train", recipe), recipe.batches))
+    batches = list(itertools.islice(head_batches(head, "train", recipe, weights), recipe.batches))
     cells = [read_cells(weights, batch) for batch in batches]
     basis = _basis(torch.cat([pool(weights, head, *read) for read in cells]))
     kernel = f"{head}_head/proj/kernel"

@@ -26,28 +26,42 @@ class Recipe:
         beta2: AdamW's second decay rate.
         decay: weight decay of matrices and tables.
         clip: largest norm of a gradient.
-        ladder_share: share of steps that run a shallower rung.
-        teacher_weight: weight of the divergence from the full depth in such a step.
+        ladder_share: share of steps that run a shallower rung after the full depth.
+        ladder_weight: weight of that rung's loss beside the full depth's.
+        teacher_weight: weight of the divergence from the full depth in the rung's loss.
+        favoured: depths that are drawn more often than the others.
+        favoured_share: share of the drawn depths that are one of these.
+        rare_from: first step whose data has more double calls and refusals than the test has.
+        start: checksum (SHA-256) of the checkpoint that the run started from; empty for initial values.
     """
 
     seed: int = 0
     steps: int = 0
     minutes: float = 60.0
     batch: int = 16
-    longest: int = 104
-    peak: float = 3e-3
+    longest: int = 160
+    peak: float = 2e-3
     warm_up: int = 100
     floor: float = 0.03
     beta1: float = 0.9
     beta2: float = 0.98
     decay: float = 0.02
     clip: float = 1.0
-    ladder_share: float = 0.2
+    ladder_share: float = 1.0
+    ladder_weight: float = 0.5
     teacher_weight: float = 1.0
+    favoured: tuple[int, ...] = (4, 8)
+    favoured_share: float = 0.4
+    rare_from: int = 0
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the list that JSON gives."""
+        object.__setattr__(self, "favoured", tuple(self.favoured))
 
     def to_json(self) -> dict[str, Any]:
         """The recipe, JSON-ready."""
-        return asdict(self)
+        return asdict(self) | {"favoured": list(self.favoured)}
 
     def progress(self, step: int, seconds: float) -> float:
         """Share of the run that is done, 0 to 1, after ``step`` steps and ``seconds`` seconds."""

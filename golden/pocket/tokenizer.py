@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from golden.pocket.data import examples
+from golden.pocket.data import FIRST_STAGE, examples
 from golden.pocket.prompt import BOS_ID, EOS_ID, MARKERS, PAD_ID, UNK_ID, render_answer, render_prompt
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _STRUCTURE = re.compile(
 
 
 def _words(recipe: TokenizerRecipe) -> Iterator[str]:
-    for example in itertools.islice(examples("train", recipe.seed), recipe.examples):
+    for example in itertools.islice(examples("train", recipe.seed, FIRST_STAGE), recipe.examples):
         text = render_prompt(example.query, example.tools) + render_answer(example.calls)
         for marker in MARKERS:
             text = text.replace(marker, " ")

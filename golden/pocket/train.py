@@ -7,6 +7,7 @@ the end, ``ladder.safetensors``. A run that finds a state in DIR goes on from it
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from exporter.checkpoint import save
+from exporter.checkpoint import Checkpoint, save
 from golden.pocket.batches import batch_at
 from golden.pocket.fast import RowLadder
 from golden.pocket.init import POCKET, initial_tensors
@@ -30,7 +31,7 @@ from golden.reference import TensorLadder, Weights
 if TYPE_CHECKING:
     from exporter.config import LadderConfig
 
-__all__ = ["Run", "save_ladder", "train"]
+__all__ = ["Run", "save_ladder", "start_from", "train"]
 
 _LOG_EVERY = 10
 _SAVE_SECONDS = 120.0
@@ -119,8 +120,8 @@ def advance(run: Run) -> dict[str, Any]:
     depth = draw_depth(recipe, run.config.num_layers, run.step)
     batch = batch_at(recipe, run.step)
     weights = Weights(RowLadder(run.config, run.tensors))
-    loss, entropy = step_loss(weights, batch, depth, recipe.teacher_weight)
-    loss.backward()  # type: ignore[no-untyped-call]
+    result = step_loss(weights, batch, depth, recipe)
+    result.loss.backward()  # type: ignore[no-untyped-call]
     trained = [t for group in run.optimiser.param_groups for t in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(trained, recipe.clip)
     run.optimiser.step()
@@ -132,7 +133,8 @@ def advance(run: Run) -> dict[str, Any]:
         "step": run.step,
         "seconds": round(run.seconds, 2),
         "depth": depth,
-        "nats": round(entropy, 4),
+        "nats": round(result.nats, 4),
+        "rung_nats": None if result.rung_nats is None else round(result.rung_nats, 4),
         "norm": round(norm.item(), 3),
         "rate": rate,
         "tokens_per_second": round(batch.tokens.numel() / seconds),
@@ -156,16 +158,19 @@ def train(run: Run, out: Path) -> None:
     """
     state, saved_at = out / "state.safetensors", time.monotonic()
     recent: list[float] = []
+    rungs: list[list[float]] = []
     with (out / "log.jsonl").open("a", encoding="utf-8") as log:
         while run.recipe.progress(run.step, run.seconds) < 1.0:
             figures = advance(run)
-            if figures["depth"] == run.config.num_layers:
-                recent.append(figures["nats"])
-            if run.step % _LOG_EVERY == 0 and recent:
+            recent.append(figures["nats"])
+            if figures["rung_nats"] is not None:
+                rungs.append([figures["depth"], figures["rung_nats"]])
+            if run.step % _LOG_EVERY == 0:
                 figures["recent_nats"] = round(sum(recent) / len(recent), 4)
-                log.write(json.dumps(figures) + "\n")
+                log.write(json.dumps(figures | {"rungs": rungs}) + "\n")
                 log.flush()
                 recent.clear()
+                rungs.clear()
             if time.monotonic() - saved_at > _SAVE_SECONDS:
                 run.save(state)
                 saved_at = time.monotonic()
@@ -173,24 +178,46 @@ def train(run: Run, out: Path) -> None:
     save_ladder(run, out / "ladder.safetensors")
 
 
+def start_from(path: Path, recipe: Recipe) -> Run:
+    """Start a run from a checkpoint's parameters, with a fresh optimiser.
+
+    Args:
+        path: a checkpoint of the pocket's geometry, heads included.
+        recipe: the run's recipe; the checkpoint's checksum is noted in it.
+    """
+    ladder = Checkpoint(path)
+    tensors = {name: torch.from_numpy(ladder.read(name)).clone() for name in ladder.layout}
+    return Run(replace(recipe, start=hashlib.sha256(path.read_bytes()).hexdigest()), ladder.config, tensors)
+
+
 def main() -> None:
     """Train from the command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory of the run")
+    parser.add_argument("--from", type=Path, dest="start", help="checkpoint to start from")
     parser.add_argument("--minutes", type=float, default=Recipe.minutes, help="length of the run")
     parser.add_argument("--steps", type=int, default=0, help="steps, in place of minutes")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--peak", type=float, default=Recipe.peak, help="highest learning rate")
+    parser.add_argument("--ladder-share", type=float, default=Recipe.ladder_share, help="steps with a rung")
+    parser.add_argument("--ladder-weight", type=float, default=Recipe.ladder_weight, help="of a rung's loss")
+    parser.add_argument(
+        "--rare-from", type=int, default=0, help="first step with more double calls, refusals"
+    )
     options = parser.parse_args()
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
     state = out / "state.safetensors"
+    chosen = {name: value for name, value in vars(options).items() if name not in {"out", "start"}}
     if state.exists():
         run = Run.load(state)
-        run.recipe = replace(run.recipe, steps=options.steps, minutes=options.minutes)
+        run.recipe = replace(
+            run.recipe, steps=options.steps, minutes=options.minutes, rare_from=options.rare_from
+        )
+    elif options.start:
+        run = start_from(options.start, Recipe(**chosen))
     else:
-        recipe = Recipe(seed=options.seed, steps=options.steps, minutes=options.minutes, peak=options.peak)
-        run = Run(recipe, POCKET, initial_tensors(seed=options.seed))
+        run = Run(Recipe(**chosen), POCKET, initial_tensors(seed=options.seed))
     train(run, out)
     sys.stdout.write(f"{out / 'ladder.safetensors'}\n")
 

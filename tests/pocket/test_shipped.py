@@ -13,6 +13,7 @@ import golden.pocket
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.layout import layout
+from golden.pocket.curve import read_csv
 
 _FOLDER = Path(golden.pocket.__file__).parent
 _SHIPPED = _FOLDER / "pocket.safetensors"
@@ -42,5 +43,15 @@ def test_every_configuration_field_is_written() -> None:
 
 def test_run_is_recorded() -> None:
     checkpoint = Checkpoint(_SHIPPED)
-    assert checkpoint.step > 0
-    assert checkpoint.run["recipe"]["seed"] == 0
+    recipe = checkpoint.run["recipe"]
+    assert recipe["seed"] == 0
+    assert checkpoint.step == recipe["steps"]
+    assert len(recipe["start"]) == 64
+    assert checkpoint.run["head_accuracy"].keys() == {"confidence", "embedding", "router"}
+
+
+def test_loss_is_kept_beside_the_ladder() -> None:
+    points = read_csv(_FOLDER / "loss.csv")
+    assert points[-1].step == Checkpoint(_SHIPPED).step
+    assert points[-1].full < points[-1].shallow < points[0].shallow  # type: ignore[operator]
+    assert (_FOLDER / "loss.svg").stat().st_size < 200_000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,12 @@ import torch
 from exporter.checkpoint import Checkpoint
 from exporter.ladder import plan_slice
 from golden.pocket.batches import Batch, batch_at, encode, pad
-from golden.pocket.data import examples
+from golden.pocket.data import COMMANDS, PRACTICE, examples
 from golden.pocket.evaluate import _follow, evaluate, greedy, held_out
 from golden.pocket.fast import RowLadder, answer_logits, cells_of
 from golden.pocket.finish import finish
 from golden.pocket.heads import (
     HeadRecipe,
-    corrupt,
     head_accuracy,
     head_batches,
     head_output,
@@ -31,7 +30,8 @@ from golden.pocket.objective import draw_depth, step_loss
 from golden.pocket.prompt import BOS_ID, EOS_ID, PAD_ID
 from golden.pocket.recipe import Recipe, learning_rate
 from golden.pocket.sinkhorn import scaling_sinkhorn
-from golden.pocket.train import Run, advance, save_ladder
+from golden.pocket.tokenizer import load
+from golden.pocket.train import Run, advance, save_ladder, start_from
 from golden.reference import TensorLadder, Weights, forward
 from golden.reference.lanes import sinkhorn
 
@@ -54,7 +54,7 @@ _TINY = replace(
     global_layers=(2, 5),
     sliding_window=16,
 )
-_RECIPE = Recipe(batch=3, steps=6, warm_up=2)
+_RECIPE = Recipe(batch=3, steps=6, warm_up=2, favoured=(2, 4))
 
 
 def _shaken(seed: int = 1) -> dict[str, Tensor]:
@@ -146,10 +146,25 @@ def test_batches_depend_on_their_number_alone() -> None:
     assert max(tokens.shape[1] for tokens in forwards) <= _RECIPE.longest
 
 
+def test_rare_kinds_come_more_often_from_a_step_on() -> None:
+    early, late = (replace(_RECIPE, batch=8, rare_from=first) for first in (32, 0))
+    assert torch.equal(batch_at(early, 40).tokens, batch_at(late, 40).tokens)
+    assert torch.equal(batch_at(early, 3).tokens, batch_at(early, 3, "train", COMMANDS).tokens)
+    assert torch.equal(batch_at(late, 3).tokens, batch_at(late, 3, "train", PRACTICE).tokens)
+    assert not torch.equal(batch_at(early, 3).tokens, batch_at(late, 3).tokens)
+
+
 def test_depths_follow_the_recipe() -> None:
-    depths = [draw_depth(Recipe(), 20, step) for step in range(4000)]
-    assert 0.77 < depths.count(20) / 4000 < 0.83
+    recipe = Recipe(ladder_share=0.8, favoured=(4, 8), favoured_share=0.4)
+    depths = [draw_depth(recipe, 20, step) for step in range(4000)]
+    assert 0.17 < depths.count(20) / 4000 < 0.23
+    assert 0.18 < depths.count(4) / 4000 < 0.24
     assert set(depths) == set(range(2, 21))
+    assert depths.count(2) > depths.count(5) > depths.count(16)
+
+
+def test_a_control_has_no_rungs() -> None:
+    assert {draw_depth(Recipe(ladder_share=0.0), 20, step) for step in range(500)} == {20}
 
 
 def test_learning_rate_warms_up_and_falls() -> None:
@@ -161,25 +176,46 @@ def test_learning_rate_warms_up_and_falls() -> None:
     assert rates[200:] == sorted(rates[200:], reverse=True)
 
 
-def test_shallow_loss_is_the_scaled_sum(batch: Batch) -> None:
+def test_loss_is_the_full_depths_and_the_rungs(batch: Batch) -> None:
     weights = Weights(TensorLadder(_TINY, _shaken()))
     teacher = forward(weights, batch.tokens).logits[batch.answer].log_softmax(-1)
     student = forward(weights.sliced(plan_slice(_TINY, 3)), batch.tokens).logits[batch.answer].log_softmax(-1)
-    entropy = -student.gather(1, batch.targets[:, None]).mean()
+    full, entropy = (-p.gather(1, batch.targets[:, None]).mean() for p in (teacher, student))
     divergence = (teacher.exp() * (teacher - student)).sum(-1).mean()
-    loss, nats = step_loss(weights, batch, 3, 0.5)
-    assert loss.item() == pytest.approx((3 / 12 * (entropy + 0.5 * divergence)).item(), rel=1e-4)
-    assert nats == pytest.approx(entropy.item(), rel=1e-4)
+    result = step_loss(weights, batch, 3, Recipe(ladder_weight=0.3, teacher_weight=0.5))
+    assert result.loss.item() == pytest.approx((full + 0.3 * (entropy + 0.5 * divergence)).item(), rel=1e-4)
+    assert result.nats == pytest.approx(full.item(), rel=1e-4)
+    assert result.rung_nats == pytest.approx(entropy.item(), rel=1e-4)
 
 
-def test_teacher_gets_no_gradient(batch: Batch) -> None:
+def test_a_step_without_a_rung_is_the_full_depths_alone(batch: Batch) -> None:
+    result = step_loss(Weights(TensorLadder(_TINY, _shaken())), batch, 6, Recipe())
+    assert result.loss.item() == result.nats
+    assert result.rung_nats is None
+
+
+def test_teacher_gets_no_gradient_of_the_divergence(batch: Batch) -> None:
     tensors = {name: t.requires_grad_() for name, t in _shaken().items()}
-    loss, _ = step_loss(Weights(RowLadder(_TINY, tensors)), batch, 2, 1.0)
-    torch.autograd.backward(loss)
-    gradient = tensors["stack/mhc_b_pre"].grad
-    assert gradient is not None
-    assert gradient[[0, 5]].abs().min() > 0
-    assert gradient[1:5].abs().max() == 0
+    weights = Weights(RowLadder(_TINY, tensors))
+    gradients: list[Tensor] = []
+    for teacher_weight in (0.0, 5.0):
+        loss = step_loss(weights, batch, 2, Recipe(teacher_weight=teacher_weight)).loss
+        gradients += torch.autograd.grad(loss, [tensors["stack/mhc_b_pre"]], retain_graph=True)
+    assert (gradients[0] - gradients[1])[[0, 5]].abs().min() > 0
+    torch.testing.assert_close(gradients[0][1:5], gradients[1][1:5])
+
+
+def test_a_run_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    save_ladder(Run(_RECIPE, _TINY, _shaken()), tmp_path / "first.safetensors")
+    run = start_from(tmp_path / "first.safetensors", _RECIPE)
+    assert run.step == 0
+    assert run.config == _TINY
+    torch.testing.assert_close(
+        run.tensors["embedding/embedding"].detach(), _shaken()["embedding/embedding"], rtol=1e-3, atol=1e-4
+    )
+    assert run.recipe.start == hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
+    run.save(tmp_path / "state.safetensors")
+    assert Run.load(tmp_path / "state.safetensors", _TINY).recipe == run.recipe
 
 
 def test_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
@@ -215,12 +251,16 @@ def test_saved_ladder_is_a_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(stored, run.tensors["embedding/embedding"].detach(), rtol=1e-3, atol=1e-4)
 
 
-def test_corrupted_answers_are_wrong() -> None:
-    rng = random.Random(0)  # noqa: S311 - reproducible
-    for example in itertools.islice(examples("train", 5), 500):
-        wrong = corrupt(example, rng)
-        assert wrong.calls != example.calls
-        assert wrong.query == example.query
+def test_confidence_learns_from_right_and_wrong_answers_to_the_same_prompts() -> None:
+    weights = Weights(TensorLadder(_TINY, _shaken()))
+    batch = next(head_batches("confidence", "train", HeadRecipe(batch=6), weights))
+    assert batch.labels.tolist() == [1.0] * 3 + [0.0] * 3
+    (start,) = load().encode("<tool_call>").ids
+    for right, wrong in zip(batch.sequences[:3], batch.sequences[3:], strict=True):
+        prompt = right.index(start)
+        assert right[:prompt] == wrong[:prompt]
+        assert right != wrong
+        assert EOS_ID not in {*right, *wrong}
 
 
 @pytest.mark.parametrize("head", ["confidence", "embedding", "router"])
@@ -237,8 +277,9 @@ def test_head_training_touches_the_heads_alone(head: str) -> None:
 
 @pytest.mark.parametrize("head", ["confidence", "embedding", "router"])
 def test_head_accuracy_is_a_share(head: str) -> None:
-    batch = next(head_batches(head, "test", HeadRecipe(batch=6)))
-    output = head_output(Weights(TensorLadder(_TINY, _shaken())), head, batch)
+    weights = Weights(TensorLadder(_TINY, _shaken()))
+    batch = next(head_batches(head, "test", HeadRecipe(batch=6), weights))
+    output = head_output(weights, head, batch)
     assert 0.0 <= head_accuracy(head, output, batch.labels) <= 1.0
 
 
