@@ -43,6 +43,26 @@ class _Depth(click.ParamType[int | str]):
         return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
 
 
+class _Numbers(click.ParamType[tuple[int, ...]]):
+    """Numbers, with commas between."""
+
+    name = "number,number,..."
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as in click
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, ...]:
+        """The numbers."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers with commas between.", param, ctx)
+
+
 class _DefaultGroup(click.Group):
     """A group whose command ``export`` need not be named."""
 
@@ -76,8 +96,14 @@ def main() -> None:
 @click.option(
     "--depth",
     type=_Depth(),
-    required=True,
     help="Blocks to keep, 2 to all; auto: as many as fit the target.",
+)
+@click.option(
+    "--elastic", is_flag=True, help="Graphs that are told at each call which blocks run; --depth is the most."
+)
+@click.option("--depths", type=_Numbers(), default=(), help="Several rungs that share their weights: 4,8,20.")
+@click.option(
+    "--blocks", type=_Numbers(), default=(), help="The blocks to keep, both ends among them: 0,3,7,19."
 )
 @click.option("--target", default="host", show_default=True, help="Profile's name, or path of a .toml.")
 @click.option("--precision", metavar="|".join([*PRECISIONS, MIXED]), help="Default: the target's.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "AdapterError",
     "AdapterMismatchError",
+    "BlocksError",
     "BudgetError",
     "BundleError",
     "CheckpointError",
@@ -29,6 +30,7 @@ __all__ = [
     "PrecisionError",
     "QualityError",
     "ReferenceUnavailableError",
+    "RequestError",
     "TamperedBundleError",
     "TargetError",
     "TokenizerError",
@@ -47,6 +49,12 @@ class ExporterError(Exception):
 
 class MissingPackageError(ExporterError):
     """An optional package is needed for what was asked, and is not installed."""
+
+
+class RequestError(ExporterError):
+    """What is asked for contradicts itself, or leaves open what to do."""
+
+    exit_code = 2
 
 
 class CheckpointError(ExporterError):
@@ -89,6 +97,12 @@ class TokenizerError(CheckpointError):
 
 class DepthError(ExporterError):
     """The depth is not a rung of the ladder."""
+
+    exit_code = 4
+
+
+class BlocksError(ExporterError):
+    """The set of blocks is none that a slice of the ladder can keep."""
 
     exit_code = 4
 

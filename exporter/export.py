@@ -13,27 +13,32 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final, Literal
 
-import onnx_ir as ir
-
 from exporter.artifacts.aar import write_aar
 from exporter.budget import AS_PLANNED, Fitting, Quantising, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
 from exporter.calibrate import calibrated
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
-from exporter.errors import PrecisionError, ReferenceUnavailableError, TargetError, TokenizerError
+from exporter.errors import (
+    PrecisionError,
+    ReferenceUnavailableError,
+    RequestError,
+    TargetError,
+    TokenizerError,
+)
 from exporter.examples import CALIBRATION, Example, examples_beside, read_examples
 from exporter.footprint import Footprint
-from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
+from exporter.forms import WEIGHTS, Elastic, Form, Shared, Static, write_graphs
+from exporter.graph import Rows, Source
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
-from exporter.ladder import Ladder, fingerprint, slice_ladder
+from exporter.ladder import Ladder, fingerprint, keep_blocks, slice_ladder
 from exporter.layout import heads_in
 from exporter.lora import fold
 from exporter.mixed import mixed_plan
 from exporter.precision import CALIBRATED, MIXED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
 from exporter.quality import stored
-from exporter.verify import MODEL, READOUT, SCORE, Report, has_reference, verify_live, verify_stored
+from exporter.verify import Report, has_reference
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
 
@@ -57,7 +62,7 @@ SHIPPED = _ROOT / "golden" / "pocket" / "pocket.safetensors"
 AUTO: Final = "auto"
 """As a depth: the deepest rung that fits the target."""
 
-WEIGHTS, TOKENIZER = "weights.bin", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _LICENCE = "Apache-2.0"
 _PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetensors")
 
@@ -66,15 +71,21 @@ _PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetenso
 class Export:
     """What to export, and how.
 
-    ``depth`` ``auto`` takes the deepest rung that the target's budget has room for; ``precision`` None takes
-    the target's default, and ``mixed`` takes a ``budget``, bytes of weights; ``calibration`` None takes
-    ``calibration.jsonl`` beside the checkpoint, where a quantiser or mixed widths ask for examples;
-    ``tokenizer`` None takes ``tokenizer.json`` beside the checkpoint if there is one; ``output`` is the
-    folder that the bundle's folder or archive goes into.
+    One of ``depth``, ``depths`` (rungs that share their weights) and ``blocks`` (numbers of those to keep)
+    says what goes into the bundle. ``elastic`` makes graphs that are told at each call which blocks run; the
+    depth is then that of the deepest rung, all blocks where it is None. ``depth`` ``auto`` takes the deepest
+    rung that the target's budget has room for; ``precision`` None takes the target's default, and ``mixed``
+    takes a ``budget``, bytes of weights; ``calibration`` None takes ``calibration.jsonl`` beside the
+    checkpoint, where a quantiser or mixed widths ask for examples; ``tokenizer`` None takes
+    ``tokenizer.json`` beside the checkpoint if there is one; ``output`` is the folder that the bundle's
+    folder or archive goes into.
     """
 
     checkpoint: Path = SHIPPED
-    depth: int | Literal["auto"]
+    depth: int | Literal["auto"] | None = None
+    depths: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    elastic: bool = False
     target: str = "host"
     precision: str | None = None
     quantising: Quantising = AS_PLANNED
@@ -164,13 +175,13 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     taken = tokenizer.stat().st_size if tokenizer is not None else 0
     fitting = Fitting(base, target, taken, request.quantising)
     _require_budget(request, scheme)
-    depth = fitting.deepest(scheme.name) if request.depth == AUTO else request.depth
+    form = _form(request, fitting, scheme)
+    ladder = form.ladder
     if scheme.name != MIXED:
-        fitting.require(depth, scheme.name)
-    ladder = slice_ladder(base, depth)
+        fitting.require(ladder.plan.depth, scheme.name)
     plan = _plan(request, ladder, scheme, progress)
     costs = fitting.require_plan(ladder, plan)
-    name = f"{request.checkpoint.stem}-d{depth}-{target.name}-{scheme.name}"
+    name = f"{request.checkpoint.stem}-{form.name}-{target.name}-{scheme.name}"
     folder = request.output / name
     output = archive_name(folder, target.archive) if request.archive else folder
     with staging(output, force=request.force) as stage:
@@ -182,9 +193,9 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         progress("reading the slice")
         identity = fingerprint(ladder)
         progress(f"building graphs and {scheme.name} weights")
-        heads, file = build(built, ladder, plan, all_logits=request.all_logits)
+        file = form.build(built, plan, all_logits=request.all_logits)
         progress("verifying")
-        report = _verify(built, ladder, plan, identity)
+        report = form.verify(built, plan)
         if report.against is None and request.require_verified:
             message = (
                 f"{request.checkpoint}: there is no PyTorch here to run the reference, and no stored case of "
@@ -201,7 +212,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             "configuration": ladder.config.to_json(),
             "slice": ladder.plan.to_json(),
             "precision": plan.to_json(),
-            "graphs": _graphs(ladder, heads, all_logits=request.all_logits),
+            **form.describe(all_logits=request.all_logits),
             "tokenizer": TOKENIZER if tokenizer is not None else None,
             "footprint": costs.to_json(),
             "quality": _quality(request, identity, scheme),
@@ -218,7 +229,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
             write(built, name, stage / output.name)
             built = stage / output.name
         publish(built, output)
-    predicted = plan.total + constant_bytes(ladder.config, score=bool(heads))
+    predicted = plan.total + constant_bytes(ladder.config, score=bool(heads_in(ladder.layout)))
     return ExportResult(output, report, predicted, file.size - file.padding, costs)
 
 
@@ -251,10 +262,36 @@ def _plan(request: Export, ladder: Ladder, scheme: Scheme, progress: Callable[[s
     return plan
 
 
+def _form(request: Export, fitting: Fitting, scheme: Scheme) -> Form:
+    """What the bundle holds.
+
+    Raises:
+        RequestError: the request names none of the ways to say it, or several.
+        BlocksError, DepthError: the ladder has no such blocks or rung.
+    """
+    base, ways = fitting.ladder, [request.depth is not None, bool(request.depths), bool(request.blocks)]
+    if sum(ways) > 1 or not (any(ways) or request.elastic) or (request.elastic and request.depths):
+        message = (
+            "say what to export with one of --depth, --depths and --blocks; --elastic takes --depth or "
+            "--blocks, or neither for the whole ladder."
+        )
+        raise RequestError(message)
+    if request.depths:
+        *others, deepest = sorted(set(request.depths))
+        kept = slice_ladder(base, deepest)
+        return Shared(kept, tuple(slice_ladder(kept, depth) for depth in others))
+    if request.blocks:
+        kept = keep_blocks(base, request.blocks)
+    else:
+        depth = request.depth or base.config.num_layers
+        kept = slice_ladder(base, fitting.deepest(scheme.name) if depth == AUTO else depth)
+    return Elastic(kept) if request.elastic else Static(kept)
+
+
 def build(
     folder: Path, ladder: Ladder, plan: PrecisionPlan, *, all_logits: bool = False
 ) -> tuple[list[str], WeightFile]:
-    """Write graphs and weights into a folder.
+    """Write the graphs and weights of a ladder into a folder.
 
     Args:
         folder: where.
@@ -265,28 +302,9 @@ def build(
     Returns:
         The heads of the scoring graph, and the weights file, closed.
     """
-    heads = heads_in(ladder.layout)
     with WeightFile(folder / WEIGHTS) as file:
-        source = Source(ladder, plan, file)
-        pooled = pooled_of(heads)
-        ir.save(build_model(source, all_logits=all_logits, pooled=pooled), folder / MODEL)
-        if heads:
-            ir.save(build_score(source, heads), folder / SCORE)
-        if pooled:
-            ir.save(build_readout(source, pooled), folder / READOUT)
-    return heads, file
-
-
-def _verify(folder: Path, ladder: Ladder, plan: PrecisionPlan, identity: str) -> Report:
-    """Verify with what there is: the reference, else stored cases, else not at all."""
-    from golden.cases.stored import stored_case  # noqa: PLC0415 - read only here
-
-    case = stored_case(identity)
-    if has_reference():
-        return verify_live(folder, ladder, plan, case.tokens if case is not None else None)
-    if case is None:
-        return Report(None)
-    return verify_stored(folder, ladder.config, plan.scheme.name, case)
+        write_graphs(folder, Source(ladder, plan, file), Rows.ALL if all_logits else Rows.LAST)
+    return heads_in(ladder.layout), file
 
 
 def _quality(request: Export, identity: str, scheme: Scheme) -> dict[str, Any] | None:
@@ -353,24 +371,6 @@ def _target(target: Target) -> dict[str, Any]:
         "opset": OPSET,
         "ir_version": IR_VERSION,
     }
-
-
-def _graphs(ladder: Ladder, heads: list[str], *, all_logits: bool) -> dict[str, Any]:
-    """The graphs and their contract."""
-    pooled = pooled_of(heads)
-    graphs: dict[str, Any] = {
-        "weights": WEIGHTS,
-        "decode": {
-            "file": MODEL,
-            "logits": "all" if all_logits else "last",
-            "states": [state.to_json() for state in state_contract(ladder.config, pooled)],
-        },
-    }
-    if heads:
-        graphs["score"] = {"file": SCORE, "outputs": heads}
-    if pooled:
-        graphs["readout"] = {"file": READOUT, "outputs": pooled}
-    return graphs
 
 
 def _versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporter.config import MINIMUM_DEPTH, LadderConfig
-from exporter.errors import DepthError, NotFiniteError
+from exporter.errors import BlocksError, DepthError, NotFiniteError
 from exporter.layout import Axis, TensorSpec, heads_in, layout
 
 __all__ = [
@@ -26,9 +26,12 @@ __all__ = [
     "SlicePlan",
     "SlicedLadder",
     "fingerprint",
+    "keep_blocks",
+    "plan_blocks",
     "plan_slice",
     "selection_order",
     "slice_ladder",
+    "sliced_config",
 ]
 
 Array = NDArray[np.float32]
@@ -48,6 +51,10 @@ class Ladder(ABC):
     @abstractmethod
     def read(self, name: str, row: int | None = None) -> Array:
         """The tensor ``name`` as float32, or one row of its leading axis."""
+
+    def address(self, name: str, row: int | None = None) -> str:
+        """A name for a tensor's values, or a row's: slices of a ladder give the same for the same values."""
+        return name if row is None else f"{name}[{row}]"
 
     def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
         """Chosen rows [len(indices), ...] of row ``row`` of a tensor, without reading the others.
@@ -105,6 +112,39 @@ class SlicePlan:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
+def plan_blocks(config: LadderConfig, blocks: Sequence[int]) -> SlicePlan:
+    """Plan a slice that keeps the blocks named, on the ladder or not.
+
+    Args:
+        config: geometry of the parent.
+        blocks: their numbers, ascending; the first and the last of the parent's must be among them.
+
+    Raises:
+        BlocksError: no slice keeps these.
+    """
+    total, blocks = config.num_layers, tuple(blocks)
+    if list(blocks) != sorted({*blocks, 0, total - 1} & set(range(total))):
+        message = (
+            f"blocks {','.join(map(str, blocks))} are no set that this ladder can keep: name distinct "
+            f"numbers in ascending order, from 0 to {total - 1}, both of these among them."
+        )
+        raise BlocksError(message)
+    order = config.ladder_order or selection_order(total)
+    number = {block: i for i, block in enumerate(blocks)}
+    sites = tuple(i for i, block in enumerate(config.engram_layers) if block in number)
+    return SlicePlan(
+        depth=len(blocks),
+        parent_depth=total,
+        blocks=blocks,
+        lanes=tuple(i % config.mhc_lanes for i in range(len(blocks))),
+        sites=sites,
+        engram_layers=tuple(number[config.engram_layers[i]] for i in sites),
+        global_layers=tuple(sorted(number[b] for b in config.global_layers if b in number)),
+        head_rows=(0, *(block + 1 for block in blocks)),
+        ladder_order=tuple(number[block] for block in order if block in number),
+    )
+
+
 def plan_slice(config: LadderConfig, depth: int) -> SlicePlan:
     """Plan the slice of a ladder to a depth.
 
@@ -120,20 +160,7 @@ def plan_slice(config: LadderConfig, depth: int) -> SlicePlan:
         message = f"depth {depth} is not on this ladder: choose one from {MINIMUM_DEPTH} to {total}."
         raise DepthError(message)
     order = config.ladder_order or selection_order(total)
-    blocks = tuple(sorted(order[:depth]))
-    number = {block: i for i, block in enumerate(blocks)}
-    sites = tuple(i for i, block in enumerate(config.engram_layers) if block in number)
-    return SlicePlan(
-        depth=depth,
-        parent_depth=total,
-        blocks=blocks,
-        lanes=tuple(i % config.mhc_lanes for i in range(depth)),
-        sites=sites,
-        engram_layers=tuple(number[config.engram_layers[i]] for i in sites),
-        global_layers=tuple(sorted(number[b] for b in config.global_layers if b in number)),
-        head_rows=(0, *(block + 1 for block in blocks)),
-        ladder_order=tuple(number[block] for block in order[:depth]),
-    )
+    return plan_blocks(config, sorted(order[:depth]))
 
 
 def sliced_config(config: LadderConfig, plan: SlicePlan) -> LadderConfig:
@@ -157,9 +184,9 @@ class SlicedLadder(Ladder):
         self.plan = plan
         self.config = sliced_config(parent.config, plan)
         specs = layout(self.config, heads_in(parent.layout))
-        self.layout = {n: s for n, s in specs.items() if self._source(n) in parent.layout}
+        self.layout = {n: s for n, s in specs.items() if self.source(n) in parent.layout}
 
-    def _source(self, name: str) -> str:
+    def source(self, name: str) -> str:
         """The parent's name of a tensor of the slice."""
         prefix, _, rest = name.partition("/")
         if prefix.startswith("engrams_"):
@@ -168,7 +195,7 @@ class SlicedLadder(Ladder):
 
     def read(self, name: str, row: int | None = None) -> Array:
         """Read a tensor of the slice, or one row of its leading axis."""
-        axis, source = self.layout[name].axis, self._source(name)
+        axis, source = self.layout[name].axis, self.source(name)
         if axis is Axis.BLOCKS:
             return self._rows(source, self.plan.blocks, row)
         if axis is Axis.ROWS_0:
@@ -178,11 +205,25 @@ class SlicedLadder(Ladder):
             return kept if row is None else kept[row]
         return self.parent.read(source, row)
 
+    def address(self, name: str, row: int | None = None) -> str:
+        """Where the parent has the values."""
+        axis, source = self.layout[name].axis, self.source(name)
+        kept = {
+            Axis.BLOCKS: self.plan.blocks,
+            Axis.ROWS_0: self.plan.head_rows,
+            Axis.ROWS_1: self.plan.head_rows,
+        }
+        if axis not in kept:
+            return self.parent.address(source, row)
+        if row is None or axis is Axis.ROWS_1:
+            return f"{self.parent.address(source, row)}{list(kept[axis])}"
+        return self.parent.address(source, kept[axis][row])
+
     def gather(self, name: str, row: int, indices: Sequence[int]) -> Array:
         """Read chosen rows of an engram table."""
         if self.layout[name].axis is not Axis.SITE:
             return super().gather(name, row, indices)
-        return self.parent.gather(self._source(name), row, indices)
+        return self.parent.gather(self.source(name), row, indices)
 
     def _rows(self, source: str, kept: Sequence[int], row: int | None) -> Array:
         if row is not None:
@@ -197,6 +238,15 @@ def slice_ladder(ladder: Ladder, depth: int) -> SlicedLadder:
         DepthError: there is no such rung.
     """
     return SlicedLadder(ladder, plan_slice(ladder.config, depth))
+
+
+def keep_blocks(ladder: Ladder, blocks: Sequence[int]) -> SlicedLadder:
+    """Slice a ladder to the blocks named.
+
+    Raises:
+        BlocksError: no slice keeps these.
+    """
+    return SlicedLadder(ladder, plan_blocks(ladder.config, blocks))
 
 
 def fingerprint(ladder: Ladder) -> str:

@@ -12,14 +12,20 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from exporter.config import HEADS, LadderConfig
-from exporter.graph import CACHED, StateSpec, state_contract
-from exporter.graph.contract import pool_contract
-from exporter.ladder import Array
+from exporter.errors import VerificationError
+from exporter.graph import ACTIVE, CACHED, LOGITS_KEPT, StateSpec, state_contract
+from exporter.graph.contract import pool_contract, present_of
+from exporter.ladder import Array, SlicePlan
 
-__all__ = ["Graph", "GraphSession", "Run", "States", "float_arithmetic", "open_session"]
+__all__ = ["Graph", "GraphSession", "Run", "States", "choice_of", "float_arithmetic", "open_session"]
 
 States = Mapping[str, NDArray[Any]]
 """Past states by name."""
+
+
+_OF_BLOCKS = ("past_key_values.", "past_taps.", "past_engram.")
+_IDLE_POSITIONS = 3
+"""Positions that the made-up caches of idle blocks hold."""
 
 
 class Graph(NamedTuple):
@@ -65,15 +71,36 @@ class Run(NamedTuple):
 
 
 class GraphSession:
-    """A decoding graph with the states of its contract."""
+    """A decoding graph with the states of its contract.
 
-    def __init__(self, graph: Path | Graph, config: LadderConfig) -> None:
-        """Load ``graph``; its inputs say which heads it pools for."""
-        self.session = open_session(graph)
+    Of an elastic graph, with those of the slice that runs, under the names that a graph of that slice would
+    give them. Idle blocks are fed made-up states, which have to come back as they are.
+    """
+
+    def __init__(
+        self, graph: Path | Graph | ort.InferenceSession, config: LadderConfig, plan: SlicePlan | None = None
+    ) -> None:
+        """Load a graph; its inputs say which heads it pools for.
+
+        Args:
+            graph: the decoding graph, or a session of it.
+            config: geometry of what runs.
+            plan: of the slice that runs, of an elastic graph; None where the graph is of that slice.
+        """
+        self.session = open_session(graph) if isinstance(graph, Path | Graph) else graph
         self._inputs = {value.name for value in self.session.get_inputs()}
         pooled = [h for h in HEADS if {state.past for state in pool_contract(config, h)} <= self._inputs]
         self.contract = state_contract(config, pooled)
+        self._names = {
+            state.past: state if plan is None else state.in_parent(plan) for state in self.contract
+        }
         self._outputs = [value.name for value in self.session.get_outputs()]
+        self._idle = {} if plan is None else self._made_up()
+        self._others: dict[str, NDArray[Any]] = {} if plan is None else {**choice_of(plan)}
+        if "past_ids" in self._inputs:
+            # No state of the slice where no engram site runs.
+            shape = (1, config.max_order - 1)
+            self._others["past_ids"] = np.zeros(shape, np.int64)
 
     def start(self) -> States:
         """The states before the first token."""
@@ -92,6 +119,9 @@ class GraphSession:
             sizes: tokens of each chunk; their sum is the number of tokens.
             states: what to start from, those that are missing as at the start; None for the start.
             position: tokens before the first.
+
+        Raises:
+            VerificationError: the graph fails to run, or changes the state of an idle block.
         """
         states, done = {**self.start(), **(states or {})}, 0
         logits: dict[int, Array] = {}
@@ -100,22 +130,68 @@ class GraphSession:
                 "input_ids": np.array([tokens[done : done + size]], np.int64),
                 "position": np.array([position + done], np.int64),
                 **self._cached(states),
-                **states,
+                **self._others,
+                **self._idle,
+                **{self._names[name].past: value for name, value in states.items()},
             }
-            present = dict(zip(self._outputs, self.session.run(self._outputs, feeds), strict=True))
+            if LOGITS_KEPT in self._inputs:
+                feeds[LOGITS_KEPT] = np.ones(1, np.int64)
+            present = self._call(feeds)
             done += size
             logits[done - 1] = present["logits"][0, -1]
-            states = {state.past: _trim(state, present[state.present]) for state in self.contract}
+            self._check_idle(present)
+            states = {
+                state.past: _trim(state, present[self._names[state.past].present]) for state in self.contract
+            }
         return Run(logits, states)
+
+    def _call(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        try:
+            outputs = self.session.run(self._outputs, feeds)
+        except Exception as error:  # the runtime's own classes have no narrower base
+            message = (
+                f"the exported graph fails to run ({str(error).splitlines()[0]:.300}). Nothing was written; "
+                "report the checkpoint's geometry."
+            )
+            raise VerificationError(message) from error
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def _made_up(self) -> dict[str, NDArray[Any]]:
+        """Seeded states of the blocks that stand idle."""
+        running, rng = {state.past for state in self._names.values()}, np.random.default_rng(0)
+        return {
+            value.name: rng.standard_normal(
+                [extent if isinstance(extent, int) else _IDLE_POSITIONS for extent in value.shape], np.float32
+            )
+            for value in self.session.get_inputs()
+            if value.name.startswith(_OF_BLOCKS) and value.name not in running
+        }
+
+    def _check_idle(self, present: Mapping[str, NDArray[Any]]) -> None:
+        for name, given in self._idle.items():
+            returned = present[present_of(name)]
+            if not np.array_equal(returned, given):
+                message = (
+                    f"the graph changed the state {name!r} of a block that stands idle. Nothing was written; "
+                    "report the checkpoint's geometry."
+                )
+                raise VerificationError(message)
 
     def _cached(self, states: States) -> dict[str, NDArray[Any]]:
         """Positions held by the caches, per kind of block."""
-        lengths: dict[str, NDArray[Any]] = {}
+        lengths: dict[str, NDArray[Any]] = {name: np.zeros(1, np.int64) for name in CACHED.values()}
         for state in self.contract:
             if state.grows is not None:
                 held = states[state.past].shape[state.grows]
                 lengths[CACHED[state.window == 0]] = np.array([held], np.int64)
         return {name: value for name, value in lengths.items() if name in self._inputs}
+
+
+def choice_of(plan: SlicePlan) -> dict[str, NDArray[np.bool_]]:
+    """The input of an elastic graph that makes it run a slice."""
+    active = np.zeros(plan.parent_depth, np.bool_)
+    active[list(plan.blocks)] = True
+    return {ACTIVE: active}
 
 
 def _trim(state: StateSpec, value: NDArray[Any]) -> NDArray[Any]:
@@ -136,7 +212,7 @@ def float_arithmetic(source: Path, target: Path) -> None:
         target: where to write the twin, in the same folder.
     """
     model = ir.load(source)
-    for node in model.graph:
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "MatMulNBits":
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
     ir.save(model, target)

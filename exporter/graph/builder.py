@@ -8,6 +8,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from onnxscript import GraphBuilder
 
+from exporter.graph.sink import sink_constants
+
 __all__ = ["IR_VERSION", "OPSET", "OPSET_END", "describe", "finish", "new_builder"]
 
 OPSET = 21
@@ -39,9 +41,10 @@ def finish(builder: GraphBuilder) -> ir.Model:
     graph = builder.graph
     model = ir.Model(graph, ir_version=IR_VERSION, producer_name="needle-ladder-export")
     common_passes.RemoveUnusedNodesPass()(model)
+    sink_constants(graph)
     kept = {id(value) for value in graph.outputs}
     number = 0
-    for index, node in enumerate(graph):
+    for index, node in enumerate(ir.traversal.RecursiveGraphIterator(graph)):
         place = ".".join(part for part in (node.name or "").split("/")[:-1] if part != "trunk")
         node.name = f"{place}/{node.op_type}.{index}" if place else f"{node.op_type}.{index}"
         node.metadata_props.clear()

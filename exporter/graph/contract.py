@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import onnx_ir as ir
 
 from exporter.config import LadderConfig
 from exporter.graph.attention import cache_width
+from exporter.ladder import SlicePlan
 from exporter.layout import ENGRAM_TAPS
 
-__all__ = ["LOWEST", "POOLED", "StateSpec", "pool_contract", "pooled_of", "state_contract"]
+__all__ = [
+    "LOWEST",
+    "POOLED",
+    "Rows",
+    "StateSpec",
+    "pool_contract",
+    "pooled_of",
+    "present_of",
+    "state_contract",
+]
 
 LOWEST = -3.4028234663852886e38
 """The least finite float32."""
@@ -26,13 +38,23 @@ def pooled_of(heads: Iterable[str]) -> list[str]:
     return [head for head in heads if head in POOLED]
 
 
+class Rows(StrEnum):
+    """Positions of a call that get logits."""
+
+    LAST = "last"
+    ALL = "all"
+    KEPT = "kept"
+    """As many of the last as the input ``logits_kept`` says."""
+
+
 @dataclass(frozen=True)
 class StateSpec:
     """One state: the graph takes it as ``past`` and gives it back, advanced, as ``present``.
 
     ``shape`` is that of the empty state, to be filled with ``fill``. ``grows`` names the axis that gets a
     position per token, or is None for a state of constant shape. ``window`` is the number of latest
-    positions that have to be kept of a growing state; 0 keeps all.
+    positions that have to be kept of a growing state; 0 keeps all. ``block`` is the block that it belongs to,
+    if any. ``rows`` names the axis that has one row more than there are blocks that run.
     """
 
     past: str
@@ -42,6 +64,8 @@ class StateSpec:
     grows: int | None = None
     window: int = 0
     fill: float = 0.0
+    block: int | None = None
+    rows: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The specification, JSON-ready."""
@@ -52,10 +76,38 @@ class StateSpec:
         """The dtype as onnx_ir has it."""
         return ir.DataType[{"float32": "FLOAT", "int64": "INT64"}[self.dtype]]
 
-    def graph_shape(self, time: str) -> list[int | str]:
-        """The shape with the growing axis named; ``time`` is past or present."""
-        growing = f"{time}_{'local' if self.window else 'global'}_positions"
-        return [growing if axis == self.grows else extent for axis, extent in enumerate(self.shape)]
+    def graph_shape(self, time: str, *, elastic: bool = False) -> list[int | str]:
+        """The shape with the axes named whose extent is not fixed.
+
+        Args:
+            time: past or present.
+            elastic: whether blocks may stand idle, so that each has a number of positions of its own.
+        """
+        kind = f"block_{self.block}" if elastic else "local" if self.window else "global"
+        names: dict[int | None, str] = {self.grows: f"{time}_{kind}_positions"}
+        if elastic:
+            names[self.rows] = "rows"
+        return [names.get(axis, extent) for axis, extent in enumerate(self.shape)]
+
+    def in_parent(self, plan: SlicePlan) -> StateSpec:
+        """The same state of a slice, under the names that it has in the ladder that the slice is of."""
+        if self.block is None:
+            return self
+        numbers = plan.sites if self.past.startswith("past_engram.") else plan.blocks
+        past, present = (
+            re.sub(r"\.(\d+)", lambda found: f".{numbers[int(found[1])]}", name, count=1)
+            for name in (self.past, self.present)
+        )
+        return replace(self, past=past, present=present, block=plan.blocks[self.block])
+
+    def shape_for(self, running: int) -> tuple[int, ...]:
+        """The shape of the empty state where ``running`` blocks run."""
+        return tuple(running + 1 if axis == self.rows else extent for axis, extent in enumerate(self.shape))
+
+
+def present_of(past: str) -> str:
+    """The output that gives back the state of an input."""
+    return past.replace("past_key_values.", "past.", 1).replace("past", "present", 1)
 
 
 def pool_contract(config: LadderConfig, head: str) -> list[StateSpec]:
@@ -73,6 +125,7 @@ def pool_contract(config: LadderConfig, head: str) -> list[StateSpec]:
             "float32",
             shape,
             fill=LOWEST if kind == "max" else 0.0,
+            rows=0,
         )
         for kind, shape in shapes.items()
     ]
@@ -90,15 +143,17 @@ def state_contract(config: LadderConfig, pooled: Sequence[str] = ()) -> list[Sta
     for block in range(config.num_layers):
         for kind in ("key", "value"):
             past, present = f"past_key_values.{block}.{kind}", f"present.{block}.{kind}"
-            states.append(StateSpec(past, present, "float32", shape, 2, config.window(block)))
+            states.append(StateSpec(past, present, "float32", shape, 2, config.window(block), block=block))
         if config.qkv_conv_taps > 1:
             tail = (config.qkv_conv_taps - 1, 1, config.qkv_width)
-            states.append(StateSpec(f"past_taps.{block}", f"present_taps.{block}", "float32", tail))
+            states.append(
+                StateSpec(f"past_taps.{block}", f"present_taps.{block}", "float32", tail, block=block)
+            )
     if config.engram_layers:
         reach = ((ENGRAM_TAPS - 1) * config.max_order, 1, config.d_model)
         states += [
-            StateSpec(f"past_engram.{site}", f"present_engram.{site}", "float32", reach)
-            for site in range(len(config.engram_layers))
+            StateSpec(f"past_engram.{site}", f"present_engram.{site}", "float32", reach, block=block)
+            for site, block in enumerate(config.engram_layers)
         ]
         if config.max_order > 1:
             states.append(StateSpec("past_ids", "present_ids", "int64", (1, config.max_order - 1)))

@@ -29,11 +29,13 @@ class Probes(nn.Module):
         self.shape = (config.num_layers + 1, config.probes(head))
         self.table = Table(source, f"{head}_head/probes")
 
-    def forward(self, op: OpBuilder, cells: ir.Value) -> ir.Value:
-        """Scores [rows, T, probes] of cells [rows, T, C]."""
+    def forward(self, op: OpBuilder, cells: ir.Value, kept: ir.Value | None = None) -> ir.Value:
+        """Scores [rows, T, probes] of cells [rows, T, C]; ``kept`` [L + 1] bool says which rows these are."""
         rows, count = self.shape
         numbers = np.arange(rows * count, dtype=np.int64).reshape(rows, count)
         probes = self.table(op, op.Constant(value=ir.tensor(numbers)))
+        if kept is not None:
+            probes = op.Compress(probes, kept, axis=0)
         return op.FusedMatMul(cells, probes, transB=1, alpha=1 / math.sqrt(self.width), **MICROSOFT)
 
 
@@ -58,13 +60,24 @@ class Readout(nn.Module):
         if head != "embedding":
             self.bias = Constant(source, f"{prefix}/proj/bias", None, (self.project.outputs,))
 
-    def forward(self, op: OpBuilder, pooled: ir.Value) -> ir.Value:
-        """The head's output [1, outputs] of ``pooled`` [rows, probes, C]."""
+    def forward(self, op: OpBuilder, pooled: ir.Value, kept: ir.Value | None = None) -> ir.Value:
+        """The head's output [1, outputs].
+
+        Args:
+            op: builder.
+            pooled: [rows, probes, C].
+            kept: [L + 1] bool, which rows these are; None for all.
+        """
         normed = op.SimplifiedLayerNormalization(pooled, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
-        pooled = op.Reshape(op.Mul(normed, self.gain(op)), [self.rows * self.probes, self.width])
+        gain, row_bias = self.gain(op), self.row_bias(op)
+        if kept is not None:
+            gain = op.Compress(gain, kept, axis=0)
+            row_bias = op.Reshape(row_bias, [self.queries, self.rows, self.probes])
+            row_bias = op.Reshape(op.Compress(row_bias, kept, axis=1), [self.queries, -1])
+        pooled = op.Reshape(op.Mul(normed, gain), [-1, self.width])
         scale = 1 / math.sqrt(self.width)
         choice = op.FusedMatMul(self.query(op), pooled, transB=1, alpha=scale, **MICROSOFT)
-        choice = op.Softmax(op.Add(choice, self.row_bias(op)), axis=-1)
+        choice = op.Softmax(op.Add(choice, row_bias), axis=-1)
         joined = op.Reshape(op.MatMul(choice, pooled), [1, self.queries * self.width])
         out = self.project(op, joined)
         if self.head != "embedding":
@@ -81,16 +94,19 @@ class ProbeHead(nn.Module):
         super().__init__()
         self.probes, self.readout = Probes(source, head), Readout(source, head, ones)
 
-    def forward(self, op: OpBuilder, cells: ir.Value, hidden: ir.Value) -> ir.Value:
+    def forward(
+        self, op: OpBuilder, cells: ir.Value, hidden: ir.Value, kept: ir.Value | None = None
+    ) -> ir.Value:
         """The head's output [1, outputs].
 
         Args:
             op: builder.
             cells: [rows, T, C].
             hidden: [1, T, 1], a great negative number at padding, else 0.
+            kept: [L + 1] bool, which rows these are; None for all.
         """
-        weights = op.Softmax(op.Add(self.probes(op, cells), hidden), axis=1)
-        return self.readout(op, op.FusedMatMul(weights, cells, transA=1, **MICROSOFT))
+        weights = op.Softmax(op.Add(self.probes(op, cells, kept), hidden), axis=1)
+        return self.readout(op, op.FusedMatMul(weights, cells, transA=1, **MICROSOFT), kept)
 
 
 class Pool(NamedTuple):
@@ -112,9 +128,9 @@ class PoolStep(nn.Module):
         super().__init__()
         self.probes = Probes(source, head)
 
-    def forward(self, op: OpBuilder, cells: ir.Value, past: Pool) -> Pool:
-        """The pool after the new tokens' cells [rows, T, C]."""
-        scores = self.probes(op, cells)
+    def forward(self, op: OpBuilder, cells: ir.Value, past: Pool, kept: ir.Value | None = None) -> Pool:
+        """The pool after the new tokens' cells [rows, T, C]; ``kept`` [L + 1] bool says which rows."""
+        scores = self.probes(op, cells, kept)
         greatest = op.Max(past.greatest, op.ReduceMax(scores, [1], keepdims=0))
         weights = op.Exp(op.Sub(scores, op.Unsqueeze(greatest, [1])))
         kept = op.Exp(op.Sub(past.greatest, greatest))

@@ -60,9 +60,10 @@ class Linear(nn.Module):
         if bias is not None:
             self.bias = bias
 
-    def forward(self, op: OpBuilder, x: ir.Value) -> ir.Value:
-        """``x`` [..., K] -> [..., N]."""
-        bias, scale = getattr(self, "bias", None), getattr(self, "scale", None)
+    def forward(self, op: OpBuilder, x: ir.Value, bias: ir.Value | None = None) -> ir.Value:
+        """``x`` [..., K] -> [..., N]; ``bias`` [N] takes the place of the layer's own."""
+        scale = getattr(self, "scale", None)
+        bias = getattr(self, "bias", None) if bias is None else bias
         if self.storage.block:
             scales = op.Cast(self.scales, to=ir.DataType.FLOAT)
             if scale is not None:

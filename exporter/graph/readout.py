@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.graph.builder import describe, finish, new_builder
+from exporter.graph.choice import active_input, head_rows
 from exporter.graph.contract import pool_contract
 from exporter.graph.heads import Readout
 from exporter.graph.source import Source
@@ -27,32 +28,41 @@ class LadderReadout(nn.Module):
         self.readouts = [Readout(source, head, self.unit) for head in heads]
         self.heads = nn.ModuleList([*self.readouts])
 
-    def forward(self, op: OpBuilder, pools: Sequence[tuple[ir.Value, ir.Value]]) -> list[ir.Value]:
-        """Output [1, n] of each head, for its (denominator, numerator)."""
+    def forward(
+        self, op: OpBuilder, pools: Sequence[tuple[ir.Value, ir.Value]], active: ir.Value | None = None
+    ) -> list[ir.Value]:
+        """Output [1, n] of each head, for its (denominator, numerator) over the ``active`` [L] blocks."""
+        rows = None if active is None else head_rows(op, active)
         means = [op.Div(numerator, op.Unsqueeze(denominator, [2])) for denominator, numerator in pools]
-        return [readout(op, mean) for readout, mean in zip(self.readouts, means, strict=True)]
+        return [readout(op, mean, rows) for readout, mean in zip(self.readouts, means, strict=True)]
 
 
-def build_readout(source: Source, heads: Sequence[str]) -> ir.Model:
+def build_readout(source: Source, heads: Sequence[str], *, elastic: bool = False) -> ir.Model:
     """Build the readout graph of a ladder.
 
     Inputs, for each head: ``present_pool.<head>.denominator`` [rows, probes] and ``.numerator``
-    [rows, probes, C], as the decoding graph gives them. Outputs, by the head's name, as of the scoring graph.
+    [rows, probes, C], as the decoding graph gives them; of an elastic graph ``active_blocks`` [L] bool, the
+    blocks that ran. Outputs, by the head's name, as of the scoring graph.
 
     Args:
         source: of the parameters; what is not in its weights file yet is appended.
         heads: which heads, each pooled by the decoding graph.
+        elastic: whether blocks may stand idle.
     """
     builder = new_builder("ladder_readout")
     pools = []
     for head in heads:
         _, denominator, numerator = (
-            builder.input(state.present, ir.DataType.FLOAT, list(state.shape)) if index else None
+            builder.input(state.present, ir.DataType.FLOAT, state.graph_shape("", elastic=elastic))
+            if index
+            else None
             for index, state in enumerate(pool_contract(source.config, head))
         )
         pools.append((denominator, numerator))
+    active = active_input(builder, source.config.num_layers) if elastic else None
     module = LadderReadout(source, heads)
-    for head, readout, value in zip(heads, module.readouts, module(builder.op, pools), strict=True):
+    outputs = module(builder.op, pools, active)
+    for head, readout, value in zip(heads, module.readouts, outputs, strict=True):
         builder.add_output(value, head)
         describe(value, ir.DataType.FLOAT, [1, readout.project.outputs])
     return finish(builder)

@@ -11,6 +11,7 @@ from onnxscript import OpBuilder, nn
 from exporter.config import LadderConfig
 from exporter.graph.attention import BlockCache, Timing
 from exporter.graph.builder import OPSET_END, describe, finish, new_builder
+from exporter.graph.choice import active_input
 from exporter.graph.clock import positions_from, rotary_angles
 from exporter.graph.engram import Ngrams, hash_ngrams
 from exporter.graph.heads import ProbeHead
@@ -27,11 +28,11 @@ _HIDDEN = float(np.finfo(np.float32).min)
 class LadderScore(nn.Module):
     """Token ids of a whole sequence in, head outputs out; padding is hidden from everything."""
 
-    def __init__(self, source: Source, heads: Sequence[str]) -> None:
+    def __init__(self, source: Source, heads: Sequence[str], *, elastic: bool = False) -> None:
         """Take every parameter but the final norm."""
         super().__init__()
         config = self.config = source.config
-        self.trunk = Trunk(source)
+        self.trunk = Trunk(source, elastic=elastic)
         self.probes = [ProbeHead(source, head, self.trunk.unit) for head in heads]
         self.heads = nn.ModuleList([*self.probes])
         tail, reach = max(config.qkv_conv_taps - 1, 0), 0
@@ -40,8 +41,8 @@ class LadderScore(nn.Module):
         self.no_taps = source.computed("start/taps", np.zeros((tail, 1, config.qkv_width), np.float32))
         self.no_history = source.computed("start/engram", np.zeros((reach, 1, config.d_model), np.float32))
 
-    def forward(self, op: OpBuilder, ids: ir.Value) -> list[ir.Value]:
-        """Output [1, n] of each head, for ``ids`` [1, T]."""
+    def forward(self, op: OpBuilder, ids: ir.Value, active: ir.Value | None = None) -> list[ir.Value]:
+        """Output [1, n] of each head, for ``ids`` [1, T] and the blocks that are ``active`` [L], or all."""
         config = self.config
         count, positions = positions_from(op, ids, None)
         flat = op.Reshape(ids, [-1])
@@ -53,9 +54,9 @@ class LadderScore(nn.Module):
             ngrams = _ngrams(op, config, flat, kept)
             histories = [self.no_history for _ in config.engram_layers]
         caches = [BlockCache(None, None, self.no_taps)] * config.num_layers
-        walk = self.trunk(op, ids, ngrams, histories, caches, timing)
-        cells = walk.cells(op)
-        return [head(op, cells, op.Unsqueeze(hidden, [0, 2])) for head in self.probes]
+        walk = self.trunk(op, ids, ngrams, histories, caches, timing, active, cells=True)
+        cells, rows = walk.cells(op), None if walk.choice is None else walk.choice.rows
+        return [head(op, cells, op.Unsqueeze(hidden, [0, 2]), rows) for head in self.probes]
 
     def _timing(
         self,
@@ -99,20 +100,23 @@ def _ngrams(op: OpBuilder, config: LadderConfig, ids: ir.Value, kept: ir.Value) 
     return Ngrams(hash_ngrams(op, config, seen), op.Unsqueeze(complete, [2]), reachable)
 
 
-def build_score(source: Source, heads: Sequence[str]) -> ir.Model:
+def build_score(source: Source, heads: Sequence[str], *, elastic: bool = False) -> ir.Model:
     """Build the scoring graph of a ladder.
 
-    Input: ``input_ids`` [1, T] int64, bos first, without eos. Outputs, for the heads asked for:
+    Inputs: ``input_ids`` [1, T] int64, bos first, without eos; of an elastic graph ``active_blocks`` [L]
+    bool, the blocks that run. Outputs, for the heads asked for:
     ``confidence`` [1, 1] and ``router`` [1, 3], logits; ``embedding`` [1, embedding_dim] of length 1.
 
     Args:
         source: of the parameters; what is not in its weights file yet is appended.
         heads: which heads, each carried by the ladder.
+        elastic: whether blocks may stand idle.
     """
     builder = new_builder("ladder_score")
     ids = builder.input("input_ids", ir.DataType.INT64, [1, "tokens"])
-    module = LadderScore(source, heads)
-    outputs = module(builder.op, ids)
+    active = active_input(builder, source.config.num_layers) if elastic else None
+    module = LadderScore(source, heads, elastic=elastic)
+    outputs = module(builder.op, ids, active)
     for head, probe, value in zip(heads, module.probes, outputs, strict=True):
         builder.add_output(value, head)
         describe(value, ir.DataType.FLOAT, [1, probe.readout.project.outputs])

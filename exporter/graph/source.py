@@ -54,7 +54,7 @@ class Source:
             return joined.astype(np.float16) if half else joined
 
         dtype = ir.DataType.FLOAT16 if half else ir.DataType.FLOAT
-        return self._parameter(_key(names, row), dtype, shape, values)
+        return self._parameter(self._key(names, row), dtype, shape, values)
 
     def computed(self, key: str, values: NDArray[Any]) -> nn.Parameter:
         """A constant that is derived, not stored in the checkpoint."""
@@ -72,7 +72,7 @@ class Source:
             shape: [N, K] of the joined matrix, blocks running along K.
             kernel: whether each is stored [K, N] in the checkpoint, to be transposed.
         """
-        storage, key = self.storage(names[0]), _key(names, row)
+        storage, key = self.storage(names[0]), self._key(names, row)
         memo: list[Blocks] = []
 
         def blocks() -> Blocks:
@@ -105,6 +105,9 @@ class Source:
         values = self.ladder.read(name, row)
         matrix = values.T if kernel else values.reshape(-1, values.shape[-1])
         return self.plan.quantise(name, np.ascontiguousarray(matrix), row)
+
+    def _key(self, names: Sequence[str], row: int | None) -> str:
+        return "+".join(self.ladder.address(name, row) for name in names)
 
     def _parameter(
         self, key: str, dtype: ir.DataType, shape: tuple[int, ...], values: Callable[[], NDArray[Any]]
@@ -178,7 +181,3 @@ class Constant(nn.Module):
 
 def _extents(tensor: ir.ExternalTensor) -> tuple[int, ...]:
     return tuple(int(extent) for extent in tensor.shape.numpy())
-
-
-def _key(names: Sequence[str], row: int | None) -> str:
-    return "+".join(names) + ("" if row is None else f"[{row}]")

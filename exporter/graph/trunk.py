@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.graph.attention import Attention, BlockCache, Timing
+from exporter.graph.choice import Choice, branch, choose, settle
 from exporter.graph.engram import EngramSite, Ngrams, SitePair, gate_in, key_gain
-from exporter.graph.lanes import Lanes
+from exporter.graph.lanes import Lanes, lane_biases
 from exporter.graph.linear import TiedEmbedding
 from exporter.graph.monarch import Monarch, permutations
 from exporter.graph.source import Source
@@ -22,11 +23,33 @@ __all__ = ["Block", "Step", "Trunk", "Walk"]
 
 
 class Step(NamedTuple):
-    """The stream after a block, and what the block leaves for the next call."""
+    """The stream before or after a block, and what the block remembers between two calls."""
 
     stream: ir.Value
     """[T, n, C]."""
     cache: BlockCache
+    history: ir.Value | None
+    """[9, 1, C] of its engram site, where it has one."""
+    mean: ir.Value | None
+    """[T, 1, C] over the lanes, where a probe head reads it; without a row where the block is idle."""
+
+    @property
+    def parts(self) -> list[ir.Value | None]:
+        """All that it may hold, in a fixed order."""
+        return [self.stream, *self.cache, self.history, self.mean]
+
+    def values(self, like: Step | None = None) -> list[ir.Value]:
+        """Those of its parts that are there, and that another step has."""
+        other = self if like is None else like
+        pairs = zip(self.parts, other.parts, strict=True)
+        return [mine for mine, its in pairs if mine is not None and its is not None]
+
+    def replaced(self, values: Sequence[ir.Value]) -> Step:
+        """The same parts with other values."""
+        rest = iter(values)
+        stream, key, value, taps, history, mean = (None if p is None else next(rest) for p in self.parts)
+        assert stream is not None  # noqa: S101 - it is always there
+        return Step(stream, BlockCache(key, value, taps), history, mean)
 
 
 class Walk(NamedTuple):
@@ -35,23 +58,28 @@ class Walk(NamedTuple):
     x0: ir.Value
     """[T, 1, C]: the scaled embedding."""
     steps: list[Step]
-    histories: list[ir.Value]
-    """Per engram site [9, 1, C]: the values that the next call needs."""
+    choice: Choice | None
+    """Of the blocks that run; None where all do."""
+
+    @property
+    def histories(self) -> list[ir.Value]:
+        """Per engram site [9, 1, C]: the values that the next call needs."""
+        return [step.history for step in self.steps if step.history is not None]
 
     def cells(self, op: OpBuilder) -> ir.Value:
-        """[depth + 1, T, C]: the embedding, then the lane mean after each block; the heads read them."""
-        means = [op.ReduceMean(step.stream, [1], keepdims=1) for step in self.steps]
+        """[depth + 1, T, C]: the embedding, then the lane mean after each block that ran, for the heads."""
+        means = [step.mean for step in self.steps if step.mean is not None]
         return op.Transpose(op.Concat(self.x0, *means, axis=1), perm=[1, 0, 2])
 
 
 class Block(nn.Module):
     """One block: lanes in, engram, attention, MLP, lanes out."""
 
-    def __init__(self, source: Source, block: int, shared: Trunk) -> None:
+    def __init__(self, source: Source, block: int, shared: Trunk, *, elastic: bool) -> None:
         """Take the block's parameters, and the constants that all blocks share."""
         super().__init__()
-        self._unit = shared.unit
-        self.lanes = Lanes(source, block, shared.unit_flat)
+        self.number, self._unit = block, shared.unit
+        self.lanes = Lanes(source, block, shared.unit_flat, own=None if elastic else block)
         self.attention = Attention(source, block, shared.unit_head)
         self.mlp = Monarch(source, block, (shared.first_order, shared.second_order))
 
@@ -62,24 +90,31 @@ class Block(nn.Module):
         pair: SitePair | None,
         cache: BlockCache,
         timing: Timing,
+        choice: Choice | None,
+        *,
+        cells: bool,
     ) -> Step:
-        """Carry the stream through the block."""
-        u, post, carry = self.lanes(op, stream)
+        """Carry the stream through the block; ``cells`` says that a probe head reads what comes out."""
+        bias = None if choice is None else op.Gather(choice.biases, self.number, axis=0)
+        u, post, carry = self.lanes(op, stream, bias)
         added = None
         if pair is not None:
             added, u = gate_in(op, u, pair, self._unit)
-        branch, new = self.attention(op, u, cache, timing)
-        y = op.Add(branch, self.mlp(op, u, branch))
+        attended, new = self.attention(op, u, cache, timing)
+        y = op.Add(attended, self.mlp(op, u, attended))
         if added is not None:
             y = op.Add(y, added)
-        return Step(self.lanes.write(op, stream, post, carry, y), new)
+        history = None if pair is None else pair.history
+        after = self.lanes.write(op, stream, post, carry, y)
+        mean = op.ReduceMean(after, [1], keepdims=1) if cells else None
+        return Step(after, new, history, mean)
 
 
 class Trunk(nn.Module):
     """Embedding, engram sites and blocks."""
 
-    def __init__(self, source: Source) -> None:
-        """Take the parameters of everything below the heads."""
+    def __init__(self, source: Source, *, elastic: bool = False) -> None:
+        """Take the parameters of everything below the heads; ``elastic`` says that blocks may stand idle."""
         super().__init__()
         config = self.config = source.config
         width = config.d_model
@@ -92,7 +127,11 @@ class Trunk(nn.Module):
         self.sites = nn.ModuleList(
             [EngramSite(source, site, self.key_gain) for site in range(len(config.engram_layers))]
         )
-        self.blocks = nn.ModuleList([Block(source, block, self) for block in range(config.num_layers)])
+        self.blocks = nn.ModuleList(
+            [Block(source, block, self, elastic=elastic) for block in range(config.num_layers)]
+        )
+        if elastic:
+            self.lane_biases = lane_biases(source)
 
     def forward(
         self,
@@ -102,21 +141,76 @@ class Trunk(nn.Module):
         histories: Sequence[ir.Value],
         caches: Sequence[BlockCache],
         timing: Timing,
+        active: ir.Value | None = None,
+        *,
+        cells: bool = False,
     ) -> Walk:
-        """Carry ``ids`` [1, T] through the engram sites and all blocks."""
+        """Carry ``ids`` [1, T] through the engram sites and blocks.
+
+        Args:
+            op: builder.
+            ids: token ids.
+            ngrams: that end at them; None without engram sites.
+            histories: per engram site.
+            caches: per block; without keys, nothing is remembered.
+            timing: of the call.
+            active: [L] bool, the blocks that run; None for all.
+            cells: whether a probe head reads what each block leaves.
+        """
         config = self.config
         rows = self.embedding(op, op.Reshape(ids, [-1, 1]))
         x0 = op.Mul(rows, float(np.float32(math.sqrt(config.d_model))))
         stream = op.Expand(x0, [1, config.mhc_lanes, 1])
-        pairs = []
-        if ngrams is not None:
-            pairs = [site(op, ngrams, past) for site, past in zip(self.sites, histories, strict=True)]
-        steps = []
-        for number, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+        choice, none = None, None
+        if active is not None:
+            choice = choose(op, active, self.lane_biases, config.num_layers, config.mhc_lanes)
+            none = op.Slice(x0, [0], [0], [1]) if cells else None
+        steps: list[Step] = []
+        for number, cache in enumerate(caches):
             site = config.site_of(number)
-            steps.append(block(op, stream, None if site is None else pairs[site], cache, timing))
+            past = Step(stream, cache, None if site is None else histories[site], none)
+            steps.append(self._step(op, number, ngrams, past, timing, choice, cells=cells))
             stream = steps[-1].stream
-        return Walk(x0, steps, [pair.history for pair in pairs])
+        return Walk(x0, steps, choice)
+
+    def _step(
+        self,
+        op: OpBuilder,
+        number: int,
+        ngrams: Ngrams | None,
+        past: Step,
+        timing: Timing,
+        choice: Choice | None,
+        *,
+        cells: bool,
+    ) -> Step:
+        """What a block, with its engram site if it has one, makes of the stream and its states before."""
+        site = self.config.site_of(number)
+
+        def run(inner: OpBuilder) -> Step:
+            pair = None
+            if ngrams is not None and site is not None and past.history is not None:
+                pair = self.sites[site](inner, ngrams, past.history)
+            block = self.blocks[number]
+            return block(inner, past.stream, pair, past.cache, timing, choice, cells=cells)
+
+        if choice is None or number in {0, self.config.num_layers - 1}:
+            return run(op)
+        settle(op.builder, self.blocks[number])
+        if site is not None:
+            settle(op.builder, self.sites[site])
+        carried = past
+        if past.cache.key is None:
+            carried = Step(past.stream, BlockCache(None, None, None), None, past.mean)
+        idle = carried.values()
+        outputs = branch(
+            op,
+            choice.flags[number],
+            lambda inner: run(inner).values(like=carried),
+            lambda inner: [inner.Identity(value) for value in idle],
+            len(idle),
+        )
+        return carried.replaced(outputs)
 
 
 def _ones(source: Source, width: int) -> nn.Parameter:

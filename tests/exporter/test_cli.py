@@ -126,7 +126,7 @@ def test_a_depth_off_the_ladder(depth: int, run: Run, checkpoint: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--depth", "six"], ["--depth", "2.5"], ["--depth", "2", "--made-up"]]
+    "arguments", [["--depths", "2,x"], ["--depth", "six"], ["--depth", "2.5"], ["--depth", "2", "--made-up"]]
 )
 def test_wrong_usage_is_clicks_own(arguments: list[str], run: Run, tmp_path: Path) -> None:
     result = run("--output", tmp_path / "out", *arguments)
@@ -138,7 +138,7 @@ def test_wrong_usage_is_clicks_own(arguments: list[str], run: Run, tmp_path: Pat
 def test_no_argument_asks_for_a_depth(run: Run) -> None:
     result = run()
     assert result.exit_code == 2
-    assert "Missing option '--depth'" in result.stderr
+    assert "say what to export with one of --depth, --depths and --blocks" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["toaster", "rpi-4"])

@@ -12,7 +12,9 @@ import numpy as np
 
 from exporter.bundle import describe, write_sums
 from exporter.config import LadderConfig
-from exporter.export import _graphs, build
+from exporter.export import build
+from exporter.forms import describe_graphs
+from exporter.graph import Rows
 from exporter.ladder import Ladder, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
 from golden.pocket.tokenizer import TOKENIZER_PATH
@@ -85,11 +87,14 @@ def make_bundle(
     folder.mkdir(parents=True)
     ladder = random_ladder(fields, heads)
     plan = plan_precision(ladder.config, ladder.layout, PRECISIONS[precision])
-    written, _ = build(folder, ladder, plan, all_logits=all_logits)
+    build(folder, ladder, plan, all_logits=all_logits)
     shutil.copyfile(TOKENIZER_PATH, folder / "tokenizer.json")
     describe(
         folder,
-        {**_description(folder, ladder), "graphs": _graphs(ladder, written, all_logits=all_logits)},
+        {
+            **_description(folder, ladder),
+            "graphs": describe_graphs(ladder, Rows.ALL if all_logits else Rows.LAST),
+        },
     )
     write_sums(folder)
     return folder
@@ -119,8 +124,8 @@ def make_rungs(
         ladder = slice_ladder(base, depth)
         (folder / f"d{depth}").mkdir(parents=True)
         plan = plan_precision(ladder.config, ladder.layout, PRECISIONS[precision])
-        written, _ = build(folder / f"d{depth}", ladder, plan, all_logits=logits == "all")
-        graphs = _graphs(ladder, written, all_logits=logits == "all")
+        build(folder / f"d{depth}", ladder, plan, all_logits=logits == "all")
+        graphs = describe_graphs(ladder, Rows(logits))
         graphs["weights"] = f"d{depth}/{graphs['weights']}"
         for graph in ("decode", "score", "readout"):
             if graph in graphs:

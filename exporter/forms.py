@@ -1,0 +1,262 @@
+"""The forms of a bundle: one slice, graphs whose blocks may stand idle, or rungs that share weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.config import MINIMUM_DEPTH, LadderConfig
+from exporter.graph import (
+    ACTIVE,
+    Rows,
+    Source,
+    build_model,
+    build_readout,
+    build_score,
+    pooled_of,
+    state_contract,
+)
+from exporter.ladder import Ladder, SlicedLadder, fingerprint, plan_blocks, plan_slice, selection_order
+from exporter.layout import heads_in
+from exporter.passages import MODEL, READOUT, SCORE, graphs_in, suffixed
+from exporter.precision import PrecisionPlan, plan_precision
+from exporter.report import Report
+from exporter.verify import Subject, has_reference, verify_cases, verify_subjects
+from exporter.weights import WeightFile
+
+__all__ = ["WEIGHTS", "Elastic", "Form", "Shared", "Static", "describe_graphs", "write_graphs"]
+
+WEIGHTS = "weights.bin"
+
+_RANDOM_SETS = 2
+"""Sets of blocks beside the ladder's that an elastic export is verified on."""
+
+
+@dataclass(frozen=True)
+class Form(ABC):
+    """What a bundle holds, and how that is built, verified and described."""
+
+    ladder: SlicedLadder
+    """All that its weights file holds, which is its deepest rung."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its part of the bundle's name."""
+
+    @abstractmethod
+    def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
+        """Write graphs and weights into a folder; the weights file comes back closed."""
+
+    @abstractmethod
+    def describe(self, *, all_logits: bool) -> dict[str, Any]:
+        """Its entries of the bundle's description."""
+
+    @abstractmethod
+    def subjects(self, folder: Path) -> Iterator[tuple[Mapping[str, Path], list[Subject]]]:
+        """Graphs in a folder, and the slices that they have to equal."""
+
+    def verify(self, folder: Path, plan: PrecisionPlan) -> Report:
+        """Verify with what there is: the reference, else stored cases, else not at all.
+
+        Raises:
+            VerificationError: a bound is exceeded.
+        """
+        from golden.cases.stored import stored_case  # noqa: PLC0415 - read only here
+
+        case, scheme = stored_case(fingerprint(self.ladder)), plan.scheme.name
+        if has_reference():
+            report, prompt = Report("reference"), None if case is None else case.tokens
+            for graphs, subjects in self.subjects(folder):
+                verify_subjects(report, graphs, subjects, self.ladder, plan, prompt)
+            return report
+        if case is None:
+            return Report(None)
+        report = Report("stored cases")
+        for graphs, subjects in self.subjects(folder):
+            known = ((subject, stored_case(fingerprint(subject.of(self.ladder)))) for subject in subjects)
+            cases = [(subject, found) for subject, found in known if found is not None]
+            verify_cases(report, graphs, cases, self.ladder.config, scheme)
+        return report
+
+
+class Static(Form):
+    """One slice."""
+
+    @property
+    def name(self) -> str:
+        """``d6``, or the blocks where they are no rung."""
+        plan = self.ladder.plan
+        if plan.blocks == plan_slice(self.ladder.parent.config, plan.depth).blocks:
+            return f"d{plan.depth}"
+        return f"b{'-'.join(map(str, plan.blocks))}"
+
+    def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
+        """Write the graphs of the slice."""
+        with WeightFile(folder / WEIGHTS) as file:
+            write_graphs(folder, Source(self.ladder, plan, file), Rows.ALL if all_logits else Rows.LAST)
+        return file
+
+    def describe(self, *, all_logits: bool) -> dict[str, Any]:
+        """The graphs."""
+        return {"graphs": describe_graphs(self.ladder, Rows.ALL if all_logits else Rows.LAST)}
+
+    def subjects(self, folder: Path) -> Iterator[tuple[Mapping[str, Path], list[Subject]]]:
+        """The slice."""
+        yield graphs_in(folder), [Subject()]
+
+
+class Elastic(Form):
+    """Graphs that are told at each call which blocks run."""
+
+    @property
+    def name(self) -> str:
+        """``elastic``, with the deepest rung where that is not all of the ladder."""
+        plan = self.ladder.plan
+        return "elastic" if plan.depth == plan.parent_depth else f"elastic-d{plan.depth}"
+
+    def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
+        """Write graphs with a branch around each block."""
+        with WeightFile(folder / WEIGHTS) as file:
+            rows = Rows.ALL if all_logits else Rows.KEPT
+            write_graphs(folder, Source(self.ladder, plan, file), rows, elastic=True)
+        return file
+
+    def describe(self, *, all_logits: bool) -> dict[str, Any]:
+        """The graphs, and which blocks make which depth."""
+        config = self.ladder.config
+        depths = range(MINIMUM_DEPTH, config.num_layers + 1)
+        return {
+            "graphs": describe_graphs(self.ladder, Rows.ALL if all_logits else Rows.KEPT),
+            "elastic": {
+                "input": ACTIVE,
+                "blocks": config.num_layers,
+                "least": MINIMUM_DEPTH,
+                "order": list(config.ladder_order or selection_order(config.num_layers)),
+                "depths": {str(depth): list(plan_slice(config, depth).blocks) for depth in depths},
+            },
+        }
+
+    def subjects(self, folder: Path) -> Iterator[tuple[Mapping[str, Path], list[Subject]]]:
+        """The shallowest, the middle and the deepest rung, and some sets that are no rungs."""
+        config = self.ladder.config
+        total = config.num_layers
+        subjects = [
+            Subject(plan_slice(config, depth), elastic=True, label=f"depth {depth}: ")
+            for depth in sorted({MINIMUM_DEPTH, (total + 2) // 2, total})
+        ]
+        for blocks in _random_sets(config):
+            label = f"blocks {','.join(map(str, blocks))}: "
+            subjects.append(Subject(plan_blocks(config, blocks), elastic=True, label=label))
+        yield graphs_in(folder), subjects
+
+
+@dataclass(frozen=True)
+class Shared(Form):
+    """Rungs with graphs of their own over one weights file."""
+
+    others: tuple[SlicedLadder, ...]
+    """The other rungs, shallowest first, as slices of the deepest."""
+
+    @property
+    def name(self) -> str:
+        """The depths, such as ``d4-8-20``."""
+        return f"d{'-'.join(str(rung.plan.depth) for rung in (*self.others, self.ladder))}"
+
+    def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
+        """Write the deepest rung's graphs, then those of the others over the same weights.
+
+        Only the deepest has a scoring graph, so that another rung adds little; its confidence is carried
+        along while it decodes.
+        """
+        rows = Rows.ALL if all_logits else Rows.KEPT
+        with WeightFile(folder / WEIGHTS) as file:
+            write_graphs(folder, Source(self.ladder, plan, file), rows)
+            for rung in self.others:
+                own = plan_precision(rung.config, rung.layout, plan.scheme)
+                # A rung's heads have fewer rows, which must not change how they are stored.
+                stored = replace(own, storage={name: plan.storage[rung.source(name)] for name in own.storage})
+                source = Source(rung, stored, file)
+                write_graphs(folder, source, rows, suffix=_suffix(rung), score=False)
+        return file
+
+    def describe(self, *, all_logits: bool) -> dict[str, Any]:
+        """The graphs of the deepest rung, and those of the others."""
+        rows, rungs = Rows.ALL if all_logits else Rows.KEPT, {}
+        for rung in self.others:
+            graphs = describe_graphs(rung, rows, suffix=_suffix(rung), score=False)
+            del graphs["weights"]
+            rungs[str(rung.plan.depth)] = {"blocks": list(rung.plan.blocks), **graphs}
+        return {"graphs": describe_graphs(self.ladder, rows), "rungs": rungs}
+
+    def subjects(self, folder: Path) -> Iterator[tuple[Mapping[str, Path], list[Subject]]]:
+        """Every rung."""
+        for rung in self.others:
+            label = f"depth {rung.plan.depth}: "
+            yield graphs_in(folder, _suffix(rung)), [Subject(rung.plan, label=label)]
+        yield graphs_in(folder), [Subject(label=f"depth {self.ladder.plan.depth}: ")]
+
+
+def write_graphs(
+    folder: Path, source: Source, rows: Rows, *, elastic: bool = False, suffix: str = "", score: bool = True
+) -> None:
+    """Write the graphs of a ladder into a folder.
+
+    Args:
+        folder: where.
+        source: of their parameters; what its weights file lacks is appended.
+        rows: positions that get logits.
+        elastic: whether blocks may stand idle.
+        suffix: of the names of the files.
+        score: whether to write a scoring graph, if there is a head.
+    """
+    heads = heads_in(source.ladder.layout)
+    pooled = pooled_of(heads)
+    graphs = {MODEL: build_model(source, rows=rows, pooled=pooled, elastic=elastic)}
+    if heads and score:
+        graphs[SCORE] = build_score(source, heads, elastic=elastic)
+    if pooled:
+        graphs[READOUT] = build_readout(source, pooled, elastic=elastic)
+    for name, graph in graphs.items():
+        ir.save(graph, folder / suffixed(name, suffix))
+
+
+def describe_graphs(
+    ladder: Ladder, rows: Rows = Rows.LAST, *, suffix: str = "", score: bool = True
+) -> dict[str, Any]:
+    """The graphs of a ladder and their contract; the arguments are those of :func:`write_graphs`."""
+    heads = heads_in(ladder.layout)
+    pooled = pooled_of(heads)
+    states = [state.to_json() for state in state_contract(ladder.config, pooled)]
+    graphs: dict[str, Any] = {
+        "weights": WEIGHTS,
+        "decode": {"file": suffixed(MODEL, suffix), "logits": str(rows), "states": states},
+    }
+    if heads and score:
+        graphs["score"] = {"file": suffixed(SCORE, suffix), "outputs": heads}
+    if pooled:
+        graphs["readout"] = {"file": suffixed(READOUT, suffix), "outputs": pooled}
+    return graphs
+
+
+def _suffix(rung: SlicedLadder) -> str:
+    return f"-d{rung.plan.depth}"
+
+
+def _random_sets(config: LadderConfig) -> Iterator[Sequence[int]]:
+    """Seeded sets of blocks with both ends that are no rungs, if there are any."""
+    rng = np.random.default_rng(config.num_layers)
+    total, found = config.num_layers, set[tuple[int, ...]]()
+    rungs = {plan_slice(config, depth).blocks for depth in range(MINIMUM_DEPTH, total + 1)}
+    for _ in range(8 * _RANDOM_SETS):
+        inner = np.flatnonzero(rng.random(total - 2) < rng.uniform(0.2, 0.8)) + 1
+        blocks = (0, *(int(block) for block in inner), total - 1)
+        if blocks not in rungs | found and len(found) < _RANDOM_SETS:
+            found.add(blocks)
+            yield blocks
