@@ -11,6 +11,7 @@ import argparse
 import csv
 import itertools
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +24,9 @@ from runtime_py.climb import CONFIDENCE, PROBABILITY
 FIXED: Final = "fixed"
 _CHECKED: Final = 10
 """Commands for which a climb is run, and not only replayed."""
+_TIMED: Final = 30
+"""Commands that the time is taken on."""
+_APART: Final = 7
 _NAME: Final = "accuracy_by_depth"
 
 
@@ -52,7 +56,10 @@ class Point:
     depth: float
     """Average depth of the rung whose answer was given."""
     blocks: float
-    """Average depth of all rungs that were asked, added up: what a token costs."""
+    """Average depth of all rungs that were asked, added up."""
+    time: float | None = None
+    """Processor time as a share of the deepest rung's, where it was taken: a rung checks the answer of the
+    one before, which costs less than to answer alone."""
 
 
 def measure(model: Model, asked: Sequence[Example], depths: Sequence[int]) -> list[dict[int, Outcome]]:
@@ -112,6 +119,19 @@ def curve(found: Sequence[dict[int, Outcome]], depths: tuple[int, ...], by: str)
     thresholds = sorted({0.0, 1.0, *scores})
     points = [climbed(found, Climb(depths=depths, threshold=t, by=by)) for t in thresholds]
     return [next(same) for _, same in itertools.groupby(points, lambda p: replace(p, threshold=None))]
+
+
+def timed(model: Model, asked: Sequence[Example], ways: Sequence[int | Climb]) -> list[float]:
+    """Processor time of each way to answer all commands, in turns, as a share of the first's."""
+    spent = [0.0] * len(ways)
+    for number in range(len(asked)):
+        for place, way in enumerate(ways):
+            # Another command each time, or a way would find the tools prefilled by the one before.
+            example = asked[(number + place * _APART) % len(asked)]
+            started = time.process_time()
+            _ask(model, example, way)
+            spent[place] += time.process_time() - started
+    return [seconds / spent[0] for seconds in spent]
 
 
 def check(model: Model, asked: Sequence[Example], found: Sequence[dict[int, Outcome]], climb: Climb) -> None:
@@ -181,6 +201,9 @@ def main() -> None:
     parser.add_argument("--climb", type=int, nargs="+", help="rungs of the climbs; default: the runtime's")
     parser.add_argument("--depths", type=int, nargs="+", help="depths to show besides those")
     parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument(
+        "--timed", type=float, nargs="*", default=[0.5, 0.9], help="thresholds by probability"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("docs"))
     options = parser.parse_args()
@@ -195,12 +218,20 @@ def main() -> None:
         middle = Climb(depths=rungs, threshold=scores[len(scores) // 2], by=by)
         check(model, asked[:_CHECKED], found[:_CHECKED], middle)
         points += curve(found, rungs, by)
+    climbs = [Climb(depths=rungs, threshold=threshold, by=PROBABILITY) for threshold in options.timed]
+    times = timed(model, asked[:_TIMED], [rungs[-1], *climbs])[1:]
+    points += [replace(climbed(found, c), time=t) for c, t in zip(climbs, times, strict=True)]
     write_csv(options.out / f"{_NAME}.csv", points)
     title = f"{model.bundle.name}: {len(asked)} held-out commands"
     draw(points, [options.out / f"{_NAME}.{kind}" for kind in ("png", "svg")], title)
     for point in points:
         if point.way == FIXED:
             sys.stdout.write(f"depth {point.depths}: {100 * point.exact:.1f} % exact\n")
+        elif point.time is not None:
+            sys.stdout.write(
+                f"climb to {point.threshold}: {100 * point.exact:.1f} % exact at depth {point.depth:.1f}, "
+                f"{point.blocks:.1f} blocks in all, {point.time:.2f} of the time\n"
+            )
     sys.stdout.write(f"{options.out / _NAME}.csv\n")
 
 

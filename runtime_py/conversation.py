@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from runtime_py.answer import Answer, parse_calls
 from runtime_py.climb import AUTO, CONFIDENCE, PROBABILITY, Attempt, Climb
+from runtime_py.drafting import Speculation
 from runtime_py.errors import InputError
 from runtime_py.generate import STOP, Generation
 from runtime_py.grammar import Constraint, is_installed
 from runtime_py.prompt import TURN_END, render_prefix, render_query, render_turn
 from runtime_py.sampling import Sampling
-from runtime_py.speculation import Speculation
 from runtime_py.state import State
 from runtime_py.tools import Tool
 
@@ -148,12 +148,19 @@ class Conversation:
         for depth in others:
             if attempts[-1].score >= climb.threshold or not climb.affords(attempts, depth):
                 break
-            turn = self._turn(ids, asking, depth)
+            turn = self._turn(ids, asking, depth, guess=turn.answer.ids)
             attempts.append(_attempt(turn, by))
         return replace(turn, answer=replace(turn.answer, attempts=tuple(attempts)))
 
-    def _turn(self, ids: list[int], asking: Asking, depth: int) -> _Turn:
-        """Answer at one depth, from the beginning of the conversation to the start of the answer ``ids``."""
+    def _turn(self, ids: list[int], asking: Asking, depth: int, guess: Sequence[int] = ()) -> _Turn:
+        """Answer at one depth.
+
+        Args:
+            ids: the conversation from its beginning to the start of the answer.
+            asking: how to answer.
+            depth: blocks that answer.
+            guess: what a shallower rung answered.
+        """
         state = self._state_at(depth).fork()
         if state.ids.tolist() != ids[: state.position]:
             message = (
@@ -177,6 +184,7 @@ class Conversation:
             constraint=constraint,
             draft=draft,
             drafter=drafter,
+            guess=guess if state.bundle.logits != "last" else (),
         ).run()
         answer = self._read(generation, constrained=constraint is not None)
         ended = self._end_turn(state, answer)

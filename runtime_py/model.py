@@ -17,6 +17,7 @@ from runtime_py.bundle import Bundle
 from runtime_py.climb import Climb
 from runtime_py.conversation import Asking, Conversation
 from runtime_py.decoding import Decoding
+from runtime_py.drafting import Speculation
 from runtime_py.errors import ForeignStateError, InputError, StateFileError
 from runtime_py.generate import Generation, Stops, stop_ids
 from runtime_py.grammar import Constraint, GrammarCompiler
@@ -26,7 +27,7 @@ from runtime_py.prompt import render_prefix
 from runtime_py.rungs import Rungs
 from runtime_py.sampling import Sampler, Sampling
 from runtime_py.session import Logits
-from runtime_py.speculation import Speculation, Speculative
+from runtime_py.speculation import Speculative
 from runtime_py.state import Ids, State
 from runtime_py.statefile import read_state
 from runtime_py.text import Text
@@ -181,6 +182,7 @@ class Model:
         constraint: Constraint | None = None,
         draft: int | Speculation | None = None,
         drafter: State | None = None,
+        guess: Sequence[int] = (),
     ) -> Generation:
         """Answer a prompt, streaming.
 
@@ -195,6 +197,7 @@ class Model:
             constraint: what to admit.
             draft: depth that drafts tokens, for the state's to check several in one call; None is none.
             drafter: a state at that depth, which holds the beginning of the same tokens; None is a new one.
+            guess: tokens that may well be the answer: checked in few calls, and of no influence on it.
 
         Returns:
             An iterator over pieces of text; ids, text, finish reason and usage are its attributes.
@@ -220,20 +223,15 @@ class Model:
         if speculation is not None:
             speculation.check(state, self.depths)
             drafter = drafter or self.state(state.context, window=state.window, depth=speculation.depth)
+        elif len(guess):
+            state.require_logits()
         before, start = state.position, time.perf_counter()
-        logits = self.prefill(state, prompt)
-        sampler = Sampler(sampling or Sampling())
-        if speculation is None or drafter is None:
-            decoding = Decoding(state, logits, sampler, constraint)
+        chosen_by = (state, self.prefill(state, prompt), Sampler(sampling or Sampling()), constraint)
+        if speculation is None and not len(guess):
+            decoding = Decoding(*chosen_by)
         else:
             decoding = Speculative(
-                state,
-                logits,
-                sampler,
-                constraint,
-                drafter=drafter,
-                speculation=speculation,
-                stops=stops.ids,
+                *chosen_by, stops=stops.ids, drafter=drafter, speculation=speculation, guess=guess
             )
         spent = (state.position - before, time.perf_counter() - start)
         return Generation(decoding, text, stops, spent)

@@ -53,12 +53,13 @@ class Rungs:
             UnknownDepthError: there is none.
             NotABundleError: its graph cannot be loaded.
         """
-        bundle = self.bundle if depth is None else self.bundle.at(depth)
+        wanted = self.bundle.depth if depth is None else depth
         with self._lock:
-            if bundle.depth not in self._made:
+            if wanted not in self._made:
+                bundle = self.bundle.at(wanted)
                 decoder = Decoder.load(bundle, self._sessions)
-                self._made[bundle.depth] = Rung(bundle, decoder, Heads(bundle, self._sessions))
-            return self._made[bundle.depth]
+                self._made[wanted] = Rung(bundle, decoder, Heads(bundle, self._sessions))
+            return self._made[wanted]
 
     def depth_of(self, identity: str) -> int | None:
         """The depth whose states have an identity; None where none of them has."""

@@ -7,158 +7,25 @@ each has a state of its own, since the lanes of a shallow rung carry another str
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime_py.decoding import Decoding
-from runtime_py.errors import GrammarError, InputError, SingleDepthError
+from runtime_py.drafting import Draft, Drafting, DraftLength, Mask, Speculation, catch_up
+from runtime_py.errors import GrammarError
 from runtime_py.grammar import Constraint
 from runtime_py.marks import Mark
 from runtime_py.sampling import Sampler, log_probability
 from runtime_py.session import Logits
 from runtime_py.state import State
 
-__all__ = ["DraftLength", "Speculation", "Speculative"]
+__all__ = ["Speculative"]
 
-_MARGINAL: Final = 0.1
-"""What one more token adds to a call, as a share of a call with one."""
-_FORGETTING: Final = 0.9
-"""What acceptance seen counts for, one round later."""
-_REST: Final = 16
-"""Tokens without a draft before the drafter is tried again."""
 _REFED: Final = 8
 """So many tokens that a state has to see again are shown in a call of their own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speculation:
-    """Who drafts, and how much."""
-
-    depth: int
-    """Blocks that draft, fewer than those that check."""
-    most: int = 8
-    """Tokens of a draft at most."""
-    adapt: bool = True
-    """Whether drafts get shorter where fewer of them stand, down to none where they do not pay; else every
-    draft has ``most`` tokens."""
-
-    def __post_init__(self) -> None:
-        """Refuse an impossible length.
-
-        Raises:
-            InputError: ``most`` is less than 1.
-        """
-        if self.most < 1:
-            raise InputError(f"most is {self.most!r}: let a draft have 1 token or more.")
-
-    def check(self, checker: State, depths: Sequence[int]) -> None:
-        """Check that a state can be drafted for.
-
-        Args:
-            checker: the state.
-            depths: that its bundle runs at.
-
-        Raises:
-            SingleDepthError: there is no other depth.
-            InputError: the depth that drafts is not the lesser one.
-            MissingLogitsError: the checker's graph gives the last position's logits alone.
-        """
-        name = checker.bundle.name
-        if len(depths) == 1:
-            message = (
-                f"{name}: runs at depth {depths[0]} only, and drafting takes a shallower one beside it. "
-                "Export the ladder with several depths, or do without drafts."
-            )
-            raise SingleDepthError(message)
-        if self.depth >= checker.depth:
-            message = (
-                f"depth {self.depth!r} cannot draft for depth {checker.depth}: choose a lesser one of "
-                f"{', '.join(map(str, depths))}."
-            )
-            raise InputError(message)
-        checker.require_logits()
-
-
-class DraftLength:
-    """How long drafts should be, from how many of their tokens stood.
-
-    With a share a of tokens that stand and k drafted, a round yields (1 - a^(k+1)) / (1 - a) tokens and costs
-    1 + k (c + m) steps, c being what a step of the drafter costs and m what one more token adds to a check.
-    It depends on tokens alone and never on time, so that a seed chooses the same every time.
-    """
-
-    def __init__(self, speculation: Speculation, cost: float) -> None:
-        """Start with the belief that most stands.
-
-        Args:
-            speculation: its bounds.
-            cost: of a step of the drafter, as a share of a step of the checker.
-        """
-        self._most, self._adapt = speculation.most, speculation.adapt
-        self.cost = cost + _MARGINAL
-        """Of one more drafted token."""
-        self._stood, self._tested = 4.0, 5.0
-        self._resting = 0
-
-    def next(self) -> int:
-        """Tokens to draft now."""
-        if not self._adapt:
-            return self._most
-        share = min(self._stood / self._tested, 0.99)
-        counts = np.arange(self._most + 1)
-        gains = (1 - share ** (counts + 1)) / (1 - share) / (1 + counts * self.cost)
-        best = int(np.argmax(gains))
-        if best:
-            return best
-        self._resting += 1
-        return int(self._resting % _REST == 0)
-
-    def goes_on(self, sureness: float) -> bool:
-        """Whether one more token is worth drafting, if it will be reached and stand with this probability."""
-        return not self._adapt or sureness > self.cost
-
-    def learn(self, stood: float, tested: int) -> None:
-        """Note how many tokens of a draft stood, or how many were expected to, of those looked at."""
-        self._stood = _FORGETTING * self._stood + stood
-        self._tested = _FORGETTING * self._tested + tested
-
-
-@dataclass
-class _Draft:
-    """Proposed tokens; what decides on each of them."""
-
-    tokens: list[int] = field(default_factory=list)
-    allowed: list[NDArray[np.bool_] | None] = field(default_factory=list)
-    """What the constraint admits [V]."""
-    chances: list[NDArray[np.float64] | None] = field(default_factory=list)
-    """What the drafter drew from [V]; None where the constraint left no choice."""
-    marks: list[tuple[int, Mark]] = field(default_factory=list)
-    """States of the drafter by how many of the tokens it had seen."""
-    ends: bool = False
-    """Whether nothing can follow."""
-
-    @property
-    def drawn(self) -> int:
-        """Tokens that the drafter chose."""
-        return sum(chances is not None for chances in self.chances)
-
-    def add(self, token: int, allowed: NDArray[np.bool_] | None, chances: NDArray[np.float64] | None) -> None:
-        """Append a token."""
-        self.tokens.append(token)
-        self.allowed.append(allowed)
-        self.chances.append(chances)
-
-    def force(self, tokens: Sequence[int], stops: Container[int]) -> None:
-        """Append tokens that there was no choice about, up to one that ends all."""
-        for token in tokens:
-            self.add(token, None, None)
-            if token in stops:
-                break
 
 
 class Speculative(Decoding):
@@ -171,9 +38,10 @@ class Speculative(Decoding):
         sampler: Sampler,
         constraint: Constraint | None,
         *,
-        drafter: State,
-        speculation: Speculation,
         stops: Container[int],
+        drafter: State | None = None,
+        speculation: Speculation | None = None,
+        guess: Sequence[int] = (),
     ) -> None:
         """Start after a prefill.
 
@@ -182,31 +50,24 @@ class Speculative(Decoding):
             logits: as of :class:`Decoding`.
             sampler: as of :class:`Decoding`.
             constraint: as of :class:`Decoding`.
-            drafter: a state at a lesser depth that holds the beginning of the same tokens.
-            speculation: how to draft.
             stops: ids that end a generation.
+            drafter: a state at a lesser depth that holds the beginning of the same tokens, if any drafts.
+            speculation: how it drafts.
+            guess: what may well be the answer; checked first, up to where it is wrong.
 
         Raises:
             InputError: the drafter is of another depth, or holds other tokens.
         """
         super().__init__(state, logits, sampler, constraint)
-        self._drafter, self._stops = drafter, stops
-        held, ids = drafter.position, state.ids
-        if drafter.depth != speculation.depth or not np.array_equal(drafter.ids, ids[:held]):
-            message = (
-                f"the drafter holds {held} tokens at depth {drafter.depth}, and no beginning of this "
-                f"sequence at {speculation.depth}. Give a state with the same prompt, or none."
-            )
-            raise InputError(message)
-        if not held:
-            drafter.pin(state.pinned)
-        if held < len(ids) - 1:
-            # All but the last, which the first draft goes on from.
-            drafter.advance(ids[held:-1])
-        self._length = DraftLength(speculation, drafter.depth / state.depth)
-        self._sequence: list[int] = ids.tolist()
+        self._stops, self._guess = stops, list(guess)
+        self._sequence: list[int] = state.ids.tolist()
         """All tokens chosen, the prompt before them."""
-        self._draft = _Draft()
+        self._drafter = drafter
+        self._length: DraftLength | None = None
+        if drafter is not None and speculation is not None:
+            catch_up(drafter, state, speculation)
+            self._length = DraftLength(speculation, drafter.depth / state.depth)
+        self._draft = Draft()
         self._ahead: Constraint | None = None
         """The constraint as it is behind the draft."""
         self._mark: Mark | None = None
@@ -218,16 +79,14 @@ class Speculative(Decoding):
 
     def choose(self, limit: int) -> list[int]:
         """Draft and check, or choose one token where no draft fits or pays; as :meth:`Decoding.choose`."""
-        self._draft, self._mark, self._stood = _Draft(), None, 0
-        if len(self._pending) > _REFED:
+        self._draft, self._mark, self._stood = Draft(), None, 0
+        if len(self._pending) > _REFED and (self._guess or self._drafter):
             self._pending, last = self._pending[:-1], self._pending[-1:]
             self._feed()
             self._pending = last
-        fitting = min(self.state.chunk, self.state.room, self._drafter.room) - len(self._pending)
-        count = self._length.next() if min(fitting, limit - 1) > 0 else 0
+        fitting = min(self.state.chunk, self.state.room) - len(self._pending)
         try:
-            if count:
-                self._propose(count, min(fitting, limit - 1))
+            self._propose(min(fitting, limit - 1))
             if not self._draft.tokens:
                 return super().choose(limit)
             tokens = self._check(self._show())
@@ -252,7 +111,7 @@ class Speculative(Decoding):
             self._pending = list(tokens[self._shown :])
         self._position = self.state.position
         marks = [mark for seen, mark in self._draft.marks if seen <= kept]
-        if marks and self._drafter.position > marks[-1].position:
+        if marks and self._drafter is not None and self._drafter.position > marks[-1].position:
             self._drafter.go_back(marks[-1])
 
     def _undo(self) -> None:
@@ -260,45 +119,49 @@ class Speculative(Decoding):
         if self._mark is not None:
             self.state.go_back(self._mark)
             self._pending = self._before
-        if self._draft.marks:
+        if self._draft.marks and self._drafter is not None:
             self._drafter.go_back(self._draft.marks[0][1])
 
-    def _propose(self, count: int, fitting: int) -> None:
-        """Draft ``count`` tokens, and what is forced between them, ``fitting`` in all."""
-        draft, sureness = self._draft, 1.0
-        ahead = self._ahead = self.constraint.fork() if self.constraint is not None else None
+    def _propose(self, fitting: int) -> None:
+        """Draft, ``fitting`` tokens at most, what is forced between them included."""
+        if fitting < 1 or not (self._guess or self._drafter):
+            return
+        self._ahead = self.constraint.fork() if self.constraint is not None else None
         # Where a draft leads to what no grammar admits, it ends; the checker may never go there.
         with suppress(GrammarError):
-            while len(draft.tokens) < fitting and not draft.ends:
-                added = ahead.forced()[: fitting - len(draft.tokens)] if ahead is not None else []
-                if added:
-                    draft.force(added, self._stops)
-                elif draft.drawn == count:
-                    break
-                else:
-                    allowed = ahead.allowed() if ahead is not None else None
-                    chances = self._sampler.chances(self._drafters_logits(draft), allowed)
-                    sureness *= float(chances.max())
-                    # Decided before the token is drawn, or what is drawn would change what is looked at.
-                    if not self._length.goes_on(sureness):
-                        break
-                    added = [self._sampler.draw(chances)]
-                    draft.add(added[0], allowed, chances)
-                if ahead is not None:
-                    ahead.push(added)
-                    draft.ends = ahead.finished
-                draft.ends = draft.ends or draft.tokens[-1] in self._stops
-        if not draft.tokens:
-            self._length.learn(sureness, 1)
+            if self._guess:
+                self._fill(fitting, self._guessed)
+            elif self._drafter is not None and self._length is not None:
+                self._fill(fitting, Drafting(self._drafter, self._length, self._sampler, self._sequence))
 
-    def _drafters_logits(self, draft: _Draft) -> Logits:
-        """What the drafter makes of everything up to the end of the draft."""
-        everything = [*self._sequence, *draft.tokens]
-        if not draft.marks:
-            draft.marks.append((0, self._drafter.mark()))
-        logits = self._drafter.advance(everything[self._drafter.position :])
-        draft.marks.append((len(draft.tokens), self._drafter.mark()))
-        return logits
+    def _fill(self, fitting: int, propose: Callable[[Draft, Mask], int | None]) -> None:
+        """Extend the draft by what is forced, and what is proposed where there is a choice."""
+        draft, ahead = self._draft, self._ahead
+        while len(draft.tokens) < fitting and not draft.ends:
+            added = ahead.forced()[: fitting - len(draft.tokens)] if ahead is not None else []
+            if added:
+                draft.force(added, self._stops)
+            else:
+                token = propose(draft, ahead.allowed() if ahead is not None else None)
+                if token is None:
+                    break
+                added = [token]
+            if ahead is not None:
+                ahead.push(added)
+                draft.ends = ahead.finished
+            draft.ends = draft.ends or draft.tokens[-1] in self._stops
+
+    def _guessed(self, draft: Draft, allowed: Mask) -> int | None:
+        """Add the next token of the guess."""
+        number = len(draft.tokens)
+        if number >= len(self._guess):
+            return None
+        token = self._guess[number]
+        # Drawn from what leaves no choice, so the rule of acceptance holds for it too.
+        chances = np.zeros(len(self._logits))
+        chances[token] = 1
+        draft.add(token, allowed, chances)
+        return token
 
     def _show(self) -> list[Logits]:
         """Show the draft to the state; returns the logits that decide on each of its tokens, and the next."""
@@ -327,9 +190,14 @@ class Speculative(Decoding):
         fallen = len(chosen) - self._stood
         self.drafted += draft.drawn
         self.accepted += tested - fallen
-        self._length.learn(tested - fallen, tested)
         if not fallen and not draft.ends:
             chosen.append(self._next(rows[-1]))
+        if self._guess:
+            # A guess that was wrong once has lost its place.
+            goes_on = chosen == self._guess[: len(chosen)]
+            self._guess = self._guess[len(chosen) :] if goes_on else []
+        elif self._length is not None:
+            self._length.learn(tested - fallen, tested)
         return chosen
 
     def _next(self, logits: Logits) -> int:

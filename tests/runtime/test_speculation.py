@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from runtime_py import Asking, Generation, Model, Sampling, Speculation
 from runtime_py.carry import Carry
+from runtime_py.drafting import Drafting, DraftLength
 from runtime_py.errors import (
     InputError,
     MissingLogitsError,
@@ -20,8 +21,10 @@ from runtime_py.errors import (
     TokenIdError,
     UnknownDepthError,
 )
+from runtime_py.prompt import render_prefix, render_query
 from runtime_py.sampling import Sampler
-from runtime_py.speculation import DraftLength, Speculative
+from runtime_py.session import Binding
+from runtime_py.tools import read_tools
 from tests.runtime.bundles import USUAL, make_rungs, random_ids
 from tests.runtime.test_rollback import bits
 
@@ -40,14 +43,14 @@ TOOLS: list[dict[str, Any]] = [
 @pytest.fixture
 def misled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that is often wrong: a random ladder's rungs agree more than trained ones."""
-    honest, random = Speculative._drafters_logits, np.random.default_rng(5)  # noqa: SLF001
+    honest, random = Drafting.logits, np.random.default_rng(5)
 
-    def noisy(self: Speculative, draft: Any) -> NDArray[np.float32]:  # noqa: ANN401 - private
+    def noisy(self: Drafting, draft: Any) -> NDArray[np.float32]:  # noqa: ANN401 - private
         logits = honest(self, draft)
         noise = 3 if random.random() < 0.4 else 0.1
         return logits + random.normal(0, noise * logits.std(), logits.shape).astype(np.float32)
 
-    monkeypatch.setattr(Speculative, "_drafters_logits", noisy)
+    monkeypatch.setattr(Drafting, "logits", noisy)
 
 
 def outcome(generation: Generation) -> tuple[object, ...]:
@@ -197,6 +200,63 @@ def test_a_failure_leaves_the_states_as_they_were(
     assert (generation.ids, bits(state)) == seen[-1]
     monkeypatch.setattr(Sampler, failing, honest)
     assert generation.run().ids == ladder.generate(PROMPTS[4], max_tokens=60).run().ids
+
+
+# --- guesses
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 17, 39, None])
+@pytest.mark.parametrize("draft", [None, FIXED])
+def test_a_guess_has_no_influence(ladder: Model, wrong: int | None, draft: Speculation | None) -> None:
+    """Right all along, or up to some token; longer than a call may be; with a drafter behind it or none."""
+    alone = ladder.generate(PROMPTS[8], max_tokens=50)
+    expected = outcome(alone)
+    guess = list(alone.ids)
+    if wrong is not None:
+        guess[wrong] = (guess[wrong] + 1) % 1000 + 20
+    for given in (guess, guess[:20], [*guess, 5, 6]):
+        checked = ladder.generate(PROMPTS[8], max_tokens=50, guess=given, draft=draft)
+        assert outcome(checked) == expected
+        assert checked.usage.accepted_tokens >= (min(len(given), 50) - 3 if wrong is None else 0)
+
+
+def test_a_guess_takes_few_calls(ladder: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    guess, calls, run = ladder.generate(PROMPTS[8], max_tokens=50).run().ids, list[int](), Binding.run
+
+    def counting(self: Binding, ids: NDArray[np.int64], position: int, kept: int = 1) -> NDArray[np.float32]:
+        calls.append(len(ids))
+        return run(self, ids, position, kept)
+
+    monkeypatch.setattr(Binding, "run", counting)
+    ladder.generate(PROMPTS[8], max_tokens=50, guess=guess).run()
+    assert len(calls) <= 5
+
+
+def test_a_constrained_guess(ladder: Model) -> None:
+    pytest.importorskip("llguidance", reason="constrains answers")
+    declared = read_tools(TOOLS)
+    prompt = render_prefix(declared) + render_query("go")
+    other = ladder.call("go", TOOLS, depth=2, asking=Asking(max_tokens=90)).ids
+    for guess in (ladder.call("go", TOOLS, asking=Asking(max_tokens=90)).ids, other, [999] * 9):
+        runs = [
+            ladder.generate(prompt, max_tokens=90, constraint=ladder.grammar.calls(declared), guess=given)
+            for given in (guess, ())
+        ]
+        assert outcome(runs[0]) == outcome(runs[1])
+
+
+def test_guessed_samples_are_distributed_as_without(ladder: Model) -> None:
+    chances = joint(ladder, PROMPTS[11], 2, Sampling(**SAMPLING))
+    base, guess = ladder.state(64), max(chances, key=lambda ids: chances[ids])
+    ladder.prefill(base, PROMPTS[11][:-1])
+    counts: Counter[Any] = Counter()
+    for seed in range(800):
+        sampling = Sampling(seed=seed, **SAMPLING)
+        generation = ladder.generate(
+            PROMPTS[11][-1:], base.fork(), max_tokens=2, sampling=sampling, guess=[*guess, 5]
+        )
+        counts[tuple(generation.run().ids)] += 1
+    assert fits(counts, chances)
 
 
 # --- sampling
@@ -355,7 +415,7 @@ def test_a_drafter_that_is_never_right_is_hardly_asked(
 ) -> None:
     wrong = np.zeros(1024, np.float32)
     wrong[999] = 50
-    monkeypatch.setattr(Speculative, "_drafters_logits", lambda *_: wrong)
+    monkeypatch.setattr(Drafting, "logits", lambda *_: wrong)
     generation = ladder.generate(PROMPTS[2], max_tokens=200, draft=2).run()
     assert generation.ids == ladder.generate(PROMPTS[2], max_tokens=200).run().ids
     assert generation.usage.drafted_tokens < 40
