@@ -168,6 +168,7 @@ def draw(points: Sequence[Point], paths: Iterable[Path], title: str) -> None:
         CONFIDENCE: "climb by confidence",
         PROBABILITY: "climb by probability",
     }
+    points = [point for point in points if point.time is None]
     with rc_context({"svg.hashsalt": "ladder", "font.size": 10}):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         for number, (field, label) in enumerate(
