@@ -17,6 +17,7 @@ from exporter.artifacts import download_wheels, update_index, write_artifact
 from exporter.budget import Quantising
 from exporter.checkpoint import Checkpoint
 from exporter.errors import ExporterError
+from exporter.examples import CALIBRATION, examples_beside, read_examples
 from exporter.export import AUTO, SHIPPED, Export, ExportResult, export, load_target
 from exporter.inspect import as_text, inspect
 from exporter.mixed import parse_bytes
@@ -26,6 +27,8 @@ from exporter.quality import STORED, as_table, misses, read_quality
 from exporter.quality_run import quality_of
 from exporter.quantize import SEARCH
 from exporter.recheck import recheck
+from exporter.retention import as_table as as_retention_table
+from exporter.retention import search
 from targets import Budget, names
 
 __all__ = ["main"]
@@ -197,6 +200,24 @@ def quality_command(plot: Path | None, output: Path, **options: Any) -> None:  #
         draw_quality(found.figures, [plot], f"{options['checkpoint'].stem}: quality by depth")
         click.echo(plot)
     click.echo(output)
+
+
+@main.command("search")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option("--depth", type=int, required=True, help="Blocks to keep at the end.")
+@click.option("--calibration", type=FILE, help="Examples; default: calibration.jsonl beside the checkpoint.")
+@click.option("--count", type=int, default=32, show_default=True, help="Examples to judge by.")
+def search_command(checkpoint: Path, depth: int, calibration: Path | None, count: int) -> None:
+    """Search the blocks to keep: remove what the examples' answers miss least, down to a depth.
+
+    Takes PyTorch, and minutes. Prints the loss (nats per token) at each depth on the way beside that of the
+    ladder's own blocks, and last what --blocks takes.
+    """
+    ladder = Checkpoint(checkpoint)
+    examples = read_examples(examples_beside(checkpoint, CALIBRATION, calibration), ladder.config, count)
+    found = search(ladder, depth, examples, _progress)
+    click.echo(as_retention_table(found))
+    click.echo(",".join(map(str, found[-1].blocks)))
 
 
 @main.command("inspect")

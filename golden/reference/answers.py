@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exporter.ladder import Array, Ladder
+from exporter.ladder import Array, Ladder, SlicePlan
 from golden.reference.inputs import InputMoments
 from golden.reference.model import forward
 from golden.reference.weights import TensorLadder, Weights
 
-__all__ = ["answer_log_probabilities", "input_moments"]
+__all__ = ["AnswerLoss", "answer_log_probabilities", "input_moments"]
 
 _BATCH = 32
 
@@ -37,6 +37,34 @@ def answer_log_probabilities(ladder: Ladder, sequences: Sequence[tuple[Sequence[
                 ids, prompt = sequences[number]
                 found[number] = logits[row, prompt - 1 : len(ids) - 1].log_softmax(-1).numpy()
     return [found[number] for number in range(len(sequences))]
+
+
+class AnswerLoss:
+    """What the right answers cost slices of one ladder, whose tensors are read once."""
+
+    def __init__(self, ladder: Ladder, sequences: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Read the ladder.
+
+        Args:
+            ladder: any.
+            sequences: ids, and how many of them are prompt.
+        """
+        self._weights = Weights(TensorLadder(ladder.config, _tensors(ladder)))
+        self._sequences = sequences
+
+    def of(self, plan: SlicePlan) -> float:
+        """Mean negative log-likelihood of the answers' tokens in a slice, nats per token."""
+        weights, total, count = self._weights.sliced(plan), 0.0, 0
+        for numbers, tokens, _ in _batches([ids for ids, _ in self._sequences]):
+            with torch.inference_mode():
+                logits = forward(weights, tokens).logits
+                for row, number in enumerate(numbers):
+                    ids, prompt = self._sequences[number]
+                    expected = logits[row, prompt - 1 : len(ids) - 1].log_softmax(-1)
+                    right = torch.tensor(list(ids[prompt:]))[:, None]
+                    total -= float(expected.gather(-1, right).sum())
+                    count += len(right)
+        return total / count
 
 
 def input_moments(
