@@ -1,7 +1,8 @@
 """Train a LoRA adapter for tools the ladder never saw: ``python -m golden.pocket.adapt --out FILE``.
 
-The base is frozen and runs at full depth; the five projections of every block are changed. The file has
-the published family's form, so the exporter folds it in before it slices, and every depth has it.
+The base is frozen; the five projections of every block are changed. Every step runs the full depth and a
+rung, as the base's training does (``--ladder-share 0`` leaves the rung out). The file has the published
+family's form, so the exporter folds it in before it slices, and every depth has it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from exporter.layout import PROJECTIONS
 from golden.pocket.batches import batch_at
 from golden.pocket.data import COMMANDS, NEW_TOOLS, Domain
 from golden.pocket.evaluate import CHECKPOINT, read_tensors
-from golden.pocket.fast import RowLadder, answer_logits
+from golden.pocket.fast import RowLadder
+from golden.pocket.objective import draw_depth, step_loss
 from golden.pocket.recipe import Recipe, learning_rate
 from golden.reference import Weights
 
@@ -53,7 +54,8 @@ class AdapterRecipe:
         batch: examples in a batch.
         peak: highest learning rate of AdamW, reached after 10 steps.
         replay: share of the steps on the commands that the base knows, so that it does not forget them.
-        seed: decides initial values and data.
+        ladder_share: share of the steps that run a rung after the full depth, as the base's training does.
+        seed: decides initial values, data and rungs.
     """
 
     rank: int = 4
@@ -62,6 +64,7 @@ class AdapterRecipe:
     batch: int = 8
     peak: float = 4e-3
     replay: float = 0.25
+    ladder_share: float = 1.0
     seed: int = 1
 
     @property
@@ -71,8 +74,15 @@ class AdapterRecipe:
 
     @property
     def data(self) -> Recipe:
-        """The same as a recipe of batches and learning rates."""
-        return Recipe(seed=self.seed, steps=self.steps, batch=self.batch, peak=self.peak, warm_up=10)
+        """The same as a recipe of batches, learning rates and rungs."""
+        return Recipe(
+            seed=self.seed,
+            steps=self.steps,
+            batch=self.batch,
+            peak=self.peak,
+            warm_up=10,
+            ladder_share=self.ladder_share,
+        )
 
 
 def start(config: LadderConfig, tensors: Mapping[str, Tensor], recipe: AdapterRecipe) -> Pairs:
@@ -107,7 +117,7 @@ def train_adapter(
     recipe: AdapterRecipe,
     log: Callable[[str], object] = lambda _: None,
 ) -> Pairs:
-    """Train an adapter at full depth.
+    """Train an adapter.
 
     Args:
         config: the base's geometry.
@@ -126,13 +136,14 @@ def train_adapter(
             group["lr"] = learning_rate(recipe.data, step, recipe.data.progress(step, 0.0))
         batch = adapter_batch(recipe, step)
         folded = Weights(RowLadder(config, fold_in(tensors, pairs, recipe.scale)))
-        loss = cross_entropy(answer_logits(folded, batch), batch.targets)
+        depth = draw_depth(recipe.data, config.num_layers, step)
+        result = step_loss(folded, batch, depth, recipe.data)
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        result.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
         if step % 10 == 0:
-            log(f"step {step}: {loss.item():.4f} nats\n")
+            log(f"step {step}: {result.nats:.4f} nats\n")
     return {name: (a.detach(), b.detach()) for name, (a, b) in pairs.items()}
 
 
@@ -161,10 +172,12 @@ def main() -> None:
     parser.add_argument("--base", type=Path, default=CHECKPOINT, help="checkpoint to adapt, unsliced")
     parser.add_argument("--steps", type=int, default=AdapterRecipe.steps)
     parser.add_argument("--rank", type=int, default=AdapterRecipe.rank)
+    parser.add_argument("--ladder-share", type=float, default=AdapterRecipe.ladder_share)
     options = parser.parse_args()
     weights = read_tensors(options.base)
     tensors = {name: weights.whole(name) for name in weights.ladder.layout}
     recipe = replace(AdapterRecipe(), steps=options.steps, rank=options.rank)
+    recipe = replace(recipe, ladder_share=options.ladder_share)
     pairs = train_adapter(weights.config, tensors, recipe, sys.stderr.write)
     save_adapter(pairs, options.out, recipe, options.base.name)
     sys.stdout.write(f"{options.out}\n")

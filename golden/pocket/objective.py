@@ -44,8 +44,9 @@ def draw_depth(recipe: Recipe, num_layers: int, step: int) -> int:
     rng = random.Random(f"depth-{recipe.seed}-{step}")  # noqa: S311 - reproducible draw
     if rng.random() >= recipe.ladder_share:
         return num_layers
-    if recipe.favoured and rng.random() < recipe.favoured_share:
-        return rng.choice(recipe.favoured)
+    favoured = [depth for depth in recipe.favoured if depth < num_layers]
+    if favoured and rng.random() < recipe.favoured_share:
+        return rng.choice(favoured)
     depths = range(2, num_layers)
     return rng.choices(depths, [1 / depth for depth in depths])[0]
 

@@ -24,8 +24,8 @@ from golden.pocket.adapt import (
     start,
     train_adapter,
 )
-from golden.pocket.data import COMMANDS, NEW_TOOLS
-from golden.pocket.evaluate import CHECKPOINT, evaluate, held_out, read_tensors
+from golden.pocket.data import NEW_TOOLS
+from golden.pocket.evaluate import CHECKPOINT, evaluate, held_out
 from golden.pocket.init import POCKET, initial_tensors
 from golden.reference import TensorLadder, Weights
 
@@ -50,7 +50,6 @@ _TINY = replace(
     global_layers=(1, 3),
     sliding_window=16,
 )
-_FULL = 20
 _RECIPE = AdapterRecipe(rank=2, alpha=4.0, steps=3, batch=2)
 
 
@@ -124,15 +123,7 @@ def test_shipped_adapter_lifts_every_depth(depth: int) -> None:
         for paths in ([], [ADAPTER])
     )
     assert adapted.bits_per_byte < 0.5 * plain.bits_per_byte
-    assert adapted.exact >= plain.exact
-    assert adapted.exact > plain.exact + 0.3 or depth < _FULL
-
-
-@pytest.mark.slow
-def test_shipped_adapter_keeps_what_the_base_knows() -> None:
-    asked = held_out(40, 2, COMMANDS)
-    plain, adapted = (evaluate(read_tensors(CHECKPOINT, paths), asked) for paths in ([], [ADAPTER]))
-    assert adapted.exact >= plain.exact - 0.1
+    assert adapted.exact > plain.exact + 0.1
 
 
 def _tensors(ladder: Ladder) -> Weights:

@@ -163,6 +163,12 @@ def test_depths_follow_the_recipe() -> None:
     assert depths.count(2) > depths.count(5) > depths.count(16)
 
 
+def test_a_favoured_depth_that_a_ladder_lacks_is_not_drawn() -> None:
+    recipe = Recipe(favoured=(4, 8), favoured_share=1.0)
+    assert {draw_depth(recipe, 6, step) for step in range(50)} == {4}
+    assert {draw_depth(recipe, 4, step) for step in range(200)} == {2, 3}
+
+
 def test_a_control_has_no_rungs() -> None:
     assert {draw_depth(Recipe(ladder_share=0.0), 20, step) for step in range(500)} == {20}
 
