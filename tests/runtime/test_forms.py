@@ -194,4 +194,5 @@ def test_drafted_answers_of_the_shipped_ladder_are_the_same(tmp_path: Path, prec
 
         adapt = bool(number % 2)
         assert answer(Speculation(depth=4, most=5, adapt=adapt)) == answer(None), example.query
-    assert drafted > 1.05 * accepted > 1000
+    # Drafts fell as well, and were taken back.
+    assert drafted - 20 > accepted > 1000
