@@ -20,6 +20,7 @@ from exporter.calibrate import calibrated
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.errors import (
+    BudgetError,
     PrecisionError,
     ReferenceUnavailableError,
     RequestError,
@@ -194,6 +195,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         identity = fingerprint(ladder)
         progress(f"building graphs and {scheme.name} weights")
         file = form.build(built, plan, all_logits=request.all_logits)
+        _require_kept(request, file)
         progress("verifying")
         report = form.verify(built, plan)
         if report.against is None and request.require_verified:
@@ -245,6 +247,20 @@ def _require_budget(request: Export, scheme: Scheme) -> None:
     if scheme.name == MIXED and request.depth == AUTO:
         message = "--precision mixed fills its --budget at any depth: give --depth as a number."
         raise PrecisionError(message)
+
+
+def _require_kept(request: Export, file: WeightFile) -> None:
+    """Make sure that the weights keep to the budget that their widths were chosen under.
+
+    Raises:
+        BudgetError: they do not, since several rungs have tensors of their own besides.
+    """
+    if request.budget is not None and file.size > request.budget:
+        message = (
+            f"the weights take {file.size} bytes of a budget of {request.budget}: rungs beside the deepest "
+            "have tensors of their own. Lower --budget by as much more, or name fewer --depths."
+        )
+        raise BudgetError(message)
 
 
 def _plan(request: Export, ladder: Ladder, scheme: Scheme, progress: Callable[[str], None]) -> PrecisionPlan:

@@ -123,6 +123,18 @@ def test_a_mixed_export_is_calibrated_and_verified(tmp_path: Path) -> None:
     assert set(result.report.comparisons) == {"arithmetic", "activations", "fidelity"}
 
 
+def test_rungs_that_take_more_than_the_budget_are_refused(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "small.safetensors")
+    lines = [json.dumps(example._asdict()) for example in ASKED]
+    (tmp_path / "calibration.jsonl").write_text("\n".join(lines), "utf-8")
+    request = Export(
+        checkpoint=checkpoint, depths=(2, 3, 4), precision="mixed", budget=66_000, output=tmp_path / "out"
+    )
+    with pytest.raises(BudgetError, match="rungs beside the deepest have tensors of their own"):
+        export(request)
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_a_budget_that_nothing_fits_says_the_least(ladder: Ladder) -> None:
     with pytest.raises(BudgetError, match=r"do not fit 0\.01 MB: 0\.\d\d MB is the least"):
         mixed_plan(ladder, INT4, 10_000, ASKED)
