@@ -1,7 +1,8 @@
 """Moving constants into the branches that read them, where ONNX Runtime reaches them for nothing.
 
 A branch takes every constant of the graph around it as an argument, each time that it runs; those of its own
-are in its frame already.
+are in its frame already. And a constant that a kernel has packed is no tensor any more: with one among its
+arguments a branch loses its memory pattern, so that each of its nodes asks the allocator.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ __all__ = ["sink_constants"]
 def sink_constants(graph: ir.Graph) -> None:
     """Move a graph's initialisers into its branches.
 
-    One that a single branch reads moves; a small one that lies in the graph itself is copied into each branch
-    that reads it. What is left are large ones that several read.
+    One that a single branch reads moves; of any other, each branch that reads it gets a copy, which names the
+    same span of the weights file.
     """
     for name, value in list(graph.initializers.items()):
         owners: dict[int, ir.Graph] = {}
@@ -28,7 +29,7 @@ def sink_constants(graph: ir.Graph) -> None:
             (owner,) = owners.values()
             del graph.initializers[name]
             owner.register_initializer(value)
-        elif not isinstance(value.const_value, ir.ExternalTensor):
+        else:
             for number, owner in enumerate(o for o in owners.values() if o is not graph):
                 _copy_into(owner, value, f"{name}.{number}")
             if id(graph) not in owners:
