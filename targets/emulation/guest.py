@@ -11,8 +11,8 @@ and knows a bundle by its ``bundle.json`` alone. ``python guest.py JOB.json``; t
     the .npz to write,
 ``cases``
     a list of ``name``, ``bundle`` (its folder), ``options`` (session configuration entries), ``runs``
-    (each a ``name``, ``tokens`` and the ``sizes`` of the chunks to feed them in) and ``score`` (tokens for
-    the scoring graph, or null).
+    (each a ``name``, ``tokens`` and the ``sizes`` of the chunks to feed them in), ``score`` (tokens for
+    the scoring graph, or null) and, where the bundle's blocks may stand idle, ``blocks`` (those that run).
 
 or, to run a program as on a device, ``module`` and its ``arguments`` in place of ``library`` and ``cases``.
 
@@ -50,6 +50,7 @@ MISSING = 64
 RAN, REFUSED, TAMPERED = "ran", "refused", "tampered"
 """What became of a case: it ran, the runtime refused to load or compute it, or its sums differ."""
 
+_KEPT = "logits_kept"
 _CACHED = {True: "cached_global", False: "cached_local"}
 
 
@@ -180,15 +181,21 @@ def _run(case: dict[str, Any], opener: Any) -> dict[str, NDArray[Any]]:  # noqa:
 
     folder = Path(case["bundle"])
     _check_sums(folder)
-    graphs = json.loads((folder / "bundle.json").read_text("utf-8"))["graphs"]
+    description = json.loads((folder / "bundle.json").read_text("utf-8"))
+    graphs, blocks = description["graphs"], case.get("blocks")
+    chosen, contract = {}, graphs["decode"]["states"]
+    if blocks is not None:
+        elastic = description["elastic"]
+        chosen = {elastic["input"]: np.isin(np.arange(elastic["blocks"]), blocks)}
+        contract = [_running(state, blocks) for state in contract]
     session = opener.open(folder / graphs["decode"]["file"], case["options"])
-    found = {run["name"]: _feed(session, graphs["decode"]["states"], run) for run in case["runs"]}
+    found = {run["name"]: _feed(session, contract, run, chosen) for run in case["runs"]}
     if case["score"] is not None and "score" in graphs:
         score, heads = (
             opener.open(folder / graphs["score"]["file"], case["options"]),
             graphs["score"]["outputs"],
         )
-        outputs = score.run(heads, {"input_ids": np.array([case["score"]], np.int64)})
+        outputs = score.run(heads, {"input_ids": np.array([case["score"]], np.int64), **chosen})
         found |= {f"score/{head}": output for head, output in zip(heads, outputs, strict=True)}
     return found
 
@@ -202,7 +209,21 @@ def _check_sums(folder: Path) -> None:
                 raise TamperedError(message)
 
 
-def _feed(session: Any, contract: list[dict[str, Any]], run: dict[str, Any]) -> NDArray[np.float32]:  # noqa: ANN401
+def _running(state: dict[str, Any], blocks: list[int]) -> dict[str, Any]:
+    """A state where so many blocks run; one of an idle block grows by nothing."""
+    shape = list(state["shape"])
+    if state["rows"] is not None:
+        shape[state["rows"]] = len(blocks) + 1
+    idle = state["block"] is not None and state["block"] not in blocks
+    return {**state, "shape": shape, "grows": None if idle else state["grows"]}
+
+
+def _feed(
+    session: Any,  # noqa: ANN401
+    contract: list[dict[str, Any]],
+    run: dict[str, Any],
+    chosen: dict[str, NDArray[np.bool_]],
+) -> NDArray[np.float32]:
     """Feed a run's tokens chunk by chunk, states carried along; the last logits of each chunk."""
     import numpy as np  # noqa: PLC0415
 
@@ -214,7 +235,10 @@ def _feed(session: Any, contract: list[dict[str, Any]], run: dict[str, Any]) -> 
         feeds = {
             "input_ids": np.array([run["tokens"][done : done + size]], np.int64),
             "position": np.array([done], np.int64),
+            **chosen,
         }
+        if _KEPT in inputs:
+            feeds[_KEPT] = np.ones(1, np.int64)
         for state in contract:
             if state["grows"] is not None and (name := _CACHED[state["window"] == 0]) in inputs:
                 feeds[name] = np.array([states[state["past"]].shape[state["grows"]]], np.int64)
