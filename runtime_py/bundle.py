@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from runtime_py.errors import (
     DamagedFileError,
     NotABundleError,
     RuntimeFloorError,
+    UnknownBlocksError,
     UnknownDepthError,
 )
 
@@ -155,6 +156,30 @@ class Bundle:
         if self.blocks is None:
             return self.rungs[depth]
         return self._with_blocks(replace(self.blocks, active=frozenset(self.blocks.order[:depth])))
+
+    def keeping(self, blocks: Collection[int]) -> Bundle:
+        """The bundle with a set of blocks that need not be a rung of the ladder.
+
+        Raises:
+            UnknownBlocksError: its graphs are not told which blocks run, or it has other blocks, or the first
+                or the last is missing.
+        """
+        if self.blocks is None:
+            message = (
+                f"{self.name}: its graphs run all the blocks that they have. Export the ladder with "
+                "--elastic, or these blocks alone with --blocks."
+            )
+            raise UnknownBlocksError(message)
+        last, active = len(self.blocks.order) - 1, frozenset(blocks)
+        if not {0, last} <= active <= frozenset(self.blocks.order) or len(active) < len(blocks):
+            message = (
+                f"{self.name}: cannot run the blocks {list(blocks)!r}. Give different numbers of 0 to "
+                f"{last}, with both ends."
+            )
+            raise UnknownBlocksError(message)
+        if active == self.blocks.active:
+            return self
+        return self._with_blocks(replace(self.blocks, active=active))
 
     def _with_blocks(self, blocks: Blocks) -> Bundle:
         """The same graphs with another set of blocks, whose states are no other set's."""

@@ -151,5 +151,9 @@ class UnknownDepthError(UnavailableError):
     """The bundle does not run at that depth."""
 
 
+class UnknownBlocksError(UnavailableError):
+    """The bundle cannot run that set of blocks."""
+
+
 class SingleDepthError(UnavailableError):
     """Climbing or drafting takes a second depth, and the bundle has one."""

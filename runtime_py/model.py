@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from runtime_py.grammar import Constraint, GrammarCompiler
 from runtime_py.heads import ToolIndex, Vector, sigmoid
 from runtime_py.prefixes import Prefixes
 from runtime_py.prompt import render_prefix
-from runtime_py.rungs import Rungs
+from runtime_py.rungs import Rung, Rungs
 from runtime_py.sampling import Sampler, Sampling
 from runtime_py.session import Logits
 from runtime_py.speculation import Speculative
@@ -92,7 +92,12 @@ class Model:
         return [*([self.bundle.tokens.bos] if bos else []), *self.text.encode(text)]
 
     def state(
-        self, context: int | None = None, *, window: int | None = None, depth: int | None = None
+        self,
+        context: int | None = None,
+        *,
+        window: int | None = None,
+        depth: int | None = None,
+        blocks: Collection[int] | None = None,
     ) -> State:
         """A state before its first token.
 
@@ -101,30 +106,40 @@ class Model:
             window: served window: every block sees only the last so many positions, and a pinned prefix
                 (:meth:`State.pin`). None is the checkpoint's own, 0 is none.
             depth: blocks that run, one of :attr:`depths`; None is all of them.
+            blocks: numbers of the blocks that run, in place of a depth, where the bundle was exported with
+                ``--elastic``: any set with both ends.
 
         Raises:
-            InputError: one of them is out of its range.
+            InputError: one of them is out of its range, or both a depth and blocks are given.
             UnknownDepthError: the bundle does not run at that depth.
+            UnknownBlocksError: the bundle cannot run these blocks.
         """
         context = self.bundle.context if context is None else context
         window = self.bundle.kv_window if window is None else window
         if context < 1 or window < 0:
             message = f"context is {context!r}, window {window!r}: give 1 or more, and 0 or more."
             raise InputError(message)
-        return State(self._rungs[depth].decoder, context, window, self._chunk)
+        if blocks is not None and depth is not None:
+            raise InputError(f"depth is {depth!r}, and blocks are {list(blocks)!r}: give one of them.")
+        rung = self._rungs[depth] if blocks is None else self._rungs.keeping(blocks)
+        return State(rung.decoder, context, window, self._chunk)
 
     def load_state(self, path: str | Path, context: int | None = None) -> State:
         """Read what :meth:`State.save` wrote.
+
+        A state of blocks that are no rung is known again after a state of the same blocks was made.
 
         Raises:
             StateFileError: the file holds no state, or one longer than ``context``.
             ForeignStateError: it was saved with another bundle.
         """
         saved = read_state(Path(path))
-        depth = self._rungs.depth_of(saved.identity)
-        if depth is None:
+        rung = self._rungs.of(saved.identity)
+        if rung is None:
             raise self._foreign(f"{path}")
-        state = self.state(context, window=saved.window, depth=depth)
+        chosen = None if rung.bundle.blocks is None else rung.bundle.blocks.active
+        depth = rung.bundle.depth if chosen is None else None
+        state = self.state(context, window=saved.window, depth=depth, blocks=chosen)
         if len(saved.ids) > state.context:
             message = (
                 f"{path}: holds {len(saved.ids)} tokens, and context is {state.context}. Load it with more."
@@ -152,7 +167,7 @@ class Model:
             PromptTooLongError: the prompt does not fit in what is left of the context.
             BusyStateError: another thread uses the state.
         """
-        if self._rungs.depth_of(state.identity) is None:
+        if self._rungs.of(state.identity) is None:
             raise self._foreign("the state")
         ids: Ids = self.encode(prompt, bos=state.position == 0) if isinstance(prompt, str) else prompt
         return state.advance(ids)
@@ -255,7 +270,7 @@ class Model:
     def holds_prefix(self, state: State, tools: Sequence[Schema | Tool], system: str = "") -> bool:
         """Whether a state is what :meth:`prefix` makes of these tools."""
         wanted = self.encode(render_prefix(read_tools(tools), system), bos=True)
-        return self._rungs.depth_of(state.identity) is not None and state.ids.tolist() == wanted
+        return self._rungs.of(state.identity) is not None and state.ids.tolist() == wanted
 
     def conversation(
         self,
@@ -277,8 +292,10 @@ class Model:
         """
         declared = read_tools(tools)
         if prefix is not None:
-            if self._rungs.depth_of(prefix.identity) is None:
+            if self._rungs.of(prefix.identity) is None:
                 raise self._foreign("the prefix")
+            if self._rungs[prefix.depth].bundle.identity != prefix.identity:
+                raise InputError("the prefix is of blocks that are no rung: make it at one of the depths.")
             context, window = prefix.context, prefix.window
 
         def prefix_at(depth: int) -> State:
@@ -357,18 +374,20 @@ class Model:
         Raises:
             MissingHeadError: the bundle has no confidence head.
         """
-        if isinstance(answered, State):
-            depth = answered.depth
-            if answered.position and self.is_pooled(answered):
-                return sigmoid(float(self._rungs[depth].heads.read("confidence", answered)[0]))
-            answered = answered.ids
-        rung = self._rungs[depth]
-        if not rung.heads.scores("confidence") and rung.heads.pools("confidence", answered):
+        if not isinstance(answered, State):
+            return self._confidence(self._rungs[depth], answered)
+        rung = self._rung_of(answered)
+        if answered.position and rung.heads.pools("confidence", answered.ids):
+            return sigmoid(float(rung.heads.read("confidence", answered)[0]))
+        return self._confidence(rung, answered.ids)
+
+    def _confidence(self, rung: Rung, ids: Ids) -> float:
+        if not rung.heads.scores("confidence") and rung.heads.pools("confidence", ids):
             # A rung without a scoring graph pools while it reads.
-            state = self.state(len(answered), window=0, depth=depth)
-            self.prefill(state, answered)
-            return self.confidence(state)
-        return sigmoid(float(self._score("confidence", answered, depth)[0]))
+            state = State(rung.decoder, len(ids), 0, self._chunk)
+            state.advance(ids)
+            return sigmoid(float(rung.heads.read("confidence", state)[0]))
+        return sigmoid(float(self._score("confidence", ids, rung)[0]))
 
     @property
     def has_confidence(self) -> bool:
@@ -385,7 +404,7 @@ class Model:
 
     def is_pooled(self, state: State) -> bool:
         """Whether :meth:`confidence` of a state costs no second pass."""
-        return self._rungs[state.depth].heads.pools("confidence", state.ids)
+        return self._rung_of(state).heads.pools("confidence", state.ids)
 
     def embed(self, text: str) -> Vector:
         """Embedding of a text, [width] float32 of length 1; compare two by their product.
@@ -421,10 +440,21 @@ class Model:
         index = ToolIndex(np.stack([self._embedded[tool.text] for tool in declared]))
         return [declared[number] for number in sorted(index.nearest(self.embed(query), count))]
 
-    def _score(self, head: str, ids: Ids, depth: int | None = None) -> Vector:
+    def _rung_of(self, state: State) -> Rung:
+        """What a state belongs to.
+
+        Raises:
+            ForeignStateError: the state belongs to another bundle.
+        """
+        rung = self._rungs.of(state.identity)
+        if rung is None:
+            raise self._foreign("the state")
+        return rung
+
+    def _score(self, head: str, ids: Ids, rung: Rung | None = None) -> Vector:
         tokens: NDArray[Any] = np.asarray(ids)
         State.check_ids(tokens, self.bundle.vocabulary)
-        return self._rungs[depth].heads.score(head, [int(token) for token in tokens])
+        return (rung or self._rungs.deepest).heads.score(head, [int(token) for token in tokens])
 
     def _foreign(self, what: str) -> ForeignStateError:
         message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from runtime_py.bundle import Bundle
@@ -14,7 +15,7 @@ __all__ = ["Rung", "Rungs"]
 
 @dataclass(frozen=True)
 class Rung:
-    """One depth, ready to run."""
+    """One depth, or set of blocks, ready to run."""
 
     bundle: Bundle
     decoder: Decoder
@@ -36,8 +37,8 @@ class Rungs:
         """
         self.bundle = bundle
         self._sessions = Sessions(threads)
-        self._made: dict[int, Rung] = {}
-        self._by_identity = {bundle.at(depth).identity: depth for depth in bundle.depths}
+        self._made: dict[str, Rung] = {}
+        self._known = {rung.identity: rung for rung in map(bundle.at, bundle.depths)}
         self._lock = threading.Lock()
         self.deepest = self[bundle.depth]
 
@@ -53,14 +54,26 @@ class Rungs:
             UnknownDepthError: there is none.
             NotABundleError: its graph cannot be loaded.
         """
-        wanted = self.bundle.depth if depth is None else depth
-        with self._lock:
-            if wanted not in self._made:
-                bundle = self.bundle.at(wanted)
-                decoder = Decoder.load(bundle, self._sessions)
-                self._made[wanted] = Rung(bundle, decoder, Heads(bundle, self._sessions))
-            return self._made[wanted]
+        return self._rung(self.bundle if depth is None else self.bundle.at(depth))
 
-    def depth_of(self, identity: str) -> int | None:
-        """The depth whose states have an identity; None where none of them has."""
-        return self._by_identity.get(identity)
+    def keeping(self, blocks: Collection[int]) -> Rung:
+        """What runs a set of blocks that need not be a rung of the ladder; it is known from then on.
+
+        Raises:
+            UnknownBlocksError: the bundle cannot run them.
+        """
+        kept = self.bundle.keeping(blocks)
+        self._known.setdefault(kept.identity, kept)
+        return self._rung(kept)
+
+    def of(self, identity: str) -> Rung | None:
+        """The rung whose states have an identity; None where none that is known has."""
+        known = self._known.get(identity)
+        return None if known is None else self._rung(known)
+
+    def _rung(self, bundle: Bundle) -> Rung:
+        with self._lock:
+            if bundle.identity not in self._made:
+                decoder = Decoder.load(bundle, self._sessions)
+                self._made[bundle.identity] = Rung(bundle, decoder, Heads(bundle, self._sessions))
+            return self._made[bundle.identity]

@@ -13,12 +13,19 @@ from exporter.bundle import describe, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.export import SHIPPED
 from exporter.forms import Elastic, Form, Shared, Static
-from exporter.ladder import Ladder, slice_ladder
+from exporter.ladder import Ladder, keep_blocks, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
 from golden.pocket.data import examples
 from golden.pocket.tokenizer import TOKENIZER_PATH
 from runtime_py import Asking, Climb, Model, Speculation
-from runtime_py.errors import DamagedFileError, NotABundleError, UnknownDepthError
+from runtime_py.errors import (
+    DamagedFileError,
+    ForeignStateError,
+    InputError,
+    NotABundleError,
+    UnknownBlocksError,
+    UnknownDepthError,
+)
 from runtime_py.prompt import TURN_END, render_prefix, render_query
 from runtime_py.tools import read_tools
 from tests.runtime.bundles import USUAL, change, random_ids, random_ladder
@@ -97,6 +104,53 @@ def test_a_depth_is_the_slice_on_its_own(several: Model, statics: dict[int, Mode
     expected_score = statics[depth].confidence(alone)
     assert several.confidence(state) == pytest.approx(expected_score, abs=1e-5)
     assert several.confidence(ids, depth=depth) == pytest.approx(expected_score, abs=1e-5)
+
+
+SET = (0, 1, 4, 5)
+"""Not the ladder's own four of six."""
+
+
+def test_a_set_of_blocks_is_the_slice_on_its_own(models: dict[str, Model], tmp_path: Path) -> None:
+    kept, base = models["elastic"], random_ladder(FIELDS)
+    assert slice_ladder(base, len(SET)).plan.blocks != SET
+    written = write(tmp_path / "kept", keep_blocks(base, SET), "static", (len(SET),))
+    static = Model.load(written, threads=1)
+    ids = [token or 1 for token in random_ids(150)]
+    state, alone, rung = kept.state(blocks=SET), static.state(), kept.state(depth=len(SET))
+    assert (state.depth, state.nbytes) == (len(SET), alone.nbytes)
+    found, expected = kept.prefill(state, ids), static.prefill(alone, ids)
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+    assert np.abs(kept.prefill(rung, ids) - expected).max() > 1e-2 * expected.std()
+    assert kept.confidence(state) == pytest.approx(static.confidence(alone), abs=1e-5)
+
+
+def test_a_state_of_a_set_of_blocks_is_kept_apart(models: dict[str, Model], tmp_path: Path) -> None:
+    model = models["elastic"]
+    state = model.state(blocks=SET)
+    model.prefill(state, random_ids(9))
+    state.save(tmp_path / "state.npz")
+    again = model.load_state(tmp_path / "state.npz")
+    assert (again.identity, again.position) == (state.identity, 9)
+    assert model.state(depth=len(SET)).identity != state.identity
+    assert model.state(blocks=range(BLOCKS)).identity == model.state().identity
+    assert model.state(blocks=(0, BLOCKS - 1)).identity == model.state(depth=2).identity
+    with pytest.raises(ForeignStateError):
+        Model.load(model.bundle.folder, threads=1).load_state(tmp_path / "state.npz")
+    with pytest.raises(InputError, match="no rung"):
+        model.conversation([], prefix=state)
+
+
+@pytest.mark.parametrize("blocks", [(0,), (1, 5), (0, 2), (0, 5, 6), (0, 0, 5), ()])
+def test_blocks_that_cannot_run(blocks: tuple[int, ...], models: dict[str, Model]) -> None:
+    with pytest.raises(UnknownBlocksError, match="with both ends"):
+        models["elastic"].state(blocks=blocks)
+
+
+def test_blocks_of_a_bundle_that_is_not_told_them(models: dict[str, Model]) -> None:
+    with pytest.raises(UnknownBlocksError, match="--elastic"):
+        models["shared"].state(blocks=SET)
+    with pytest.raises(InputError, match="one of them"):
+        models["elastic"].state(depth=2, blocks=SET)
 
 
 def test_one_session_for_all_depths(models: dict[str, Model]) -> None:
