@@ -299,7 +299,7 @@ def _form(request: Export, fitting: Fitting, scheme: Scheme) -> Form:
     if request.blocks:
         kept = keep_blocks(base, request.blocks)
     else:
-        depth = request.depth or base.config.num_layers
+        depth = base.config.num_layers if request.depth is None else request.depth
         kept = slice_ladder(base, fitting.deepest(scheme.name) if depth == AUTO else depth)
     return Elastic(kept) if request.elastic else Static(kept)
 

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 import targets
 from exporter import export as module
+from exporter import forms
 from exporter.bundle import files_of, write_sums
 from exporter.checkpoint import Checkpoint
 from exporter.inspect import inspect
@@ -262,7 +263,8 @@ def test_an_existing_bundle_is_kept_unless_forced(run: Run, checkpoint: Path, tm
 def test_an_unverified_export_says_so(
     run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "has_reference", lambda: False)
+    for user in (module, forms):
+        monkeypatch.setattr(user, "has_reference", lambda: False)
     result = run("--checkpoint", checkpoint, "--depth", 2, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     assert "UNVERIFIED: there is no PyTorch here to run the reference" in result.stderr

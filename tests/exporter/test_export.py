@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import DTypeLike
 from safetensors.numpy import save_file
 
 from exporter import export as module
+from exporter import forms
 from exporter.bundle import check_sums, files_of
 from exporter.checkpoint import Checkpoint, save
 from exporter.errors import (
@@ -35,11 +37,12 @@ from exporter.errors import (
     ZeroAdapterWarning,
 )
 from exporter.export import Export, export, load_target, scheme_of
+from exporter.forms import Static
 from exporter.graph import state_contract
 from exporter.ladder import fingerprint, plan_slice, slice_ladder
 from exporter.layout import PROJECTIONS
 from exporter.lora import fold
-from exporter.precision import PRECISIONS
+from exporter.precision import PRECISIONS, PrecisionPlan
 from exporter.verify import Report, check_witness, passages_of
 from exporter.weights import WeightFile
 from golden.cases import adapter_case, oracle, stored
@@ -412,14 +415,14 @@ def test_a_value_beyond_float16_leaves_nothing(precision: str, tmp_path: Path) -
 def test_a_slice_beyond_its_bounds_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built, tensors = module.build, tensors_of(small_ladder())
+    built, tensors = Static.build, tensors_of(small_ladder())
     tensors["stack/mhc_b_pre"][0] *= np.float32(1.1)
     other = slice_ladder(MemoryLadder(small_ladder().config, tensors), 2)
 
-    def damaged(folder: Path, _: object, *rest: Any, **options: Any) -> Any:  # noqa: ANN401
-        return built(folder, other, *rest, **options)
+    def damaged(form: Static, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
+        return built(replace(form, ladder=other), folder, plan, all_logits=all_logits)
 
-    monkeypatch.setattr(module, "build", damaged)
+    monkeypatch.setattr(Static, "build", damaged)
     with pytest.raises(VerificationError, match="fails the arithmetic check") as caught:
         export(Export(checkpoint=checkpoint, depth=2, output=tmp_path / "out"))
     assert caught.value.exit_code == 7
@@ -463,7 +466,7 @@ def test_an_existing_bundle_survives_a_failing_force(
     def refuse(*_: object) -> Report:
         raise VerificationError("no")
 
-    monkeypatch.setattr(module, "_verify", refuse)
+    monkeypatch.setattr(Static, "verify", refuse)
     with pytest.raises(VerificationError):
         export(Export(checkpoint=checkpoint, depth=2, output=tmp_path, force=True))
     assert [path.name for path in tmp_path.rglob("*")] == ["small-d2-host-fp32", "mine"]
@@ -537,7 +540,8 @@ def test_a_small_disk_is_really_full(*, archive: bool, small_disk: Path) -> None
 
 
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_reference", lambda: False)
+    for user in (module, forms):
+        monkeypatch.setattr(user, "has_reference", lambda: False)
 
 
 def test_an_export_without_pytorch_is_marked_unverified(
