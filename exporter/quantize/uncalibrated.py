@@ -126,13 +126,20 @@ def round_to(blocks: Values, scales: Values, zeros: Values | None, bits: int) ->
 
 def _codes(blocks: Values, scales: Values, zeros: Values | None, bits: int) -> Values:
     """The nearest codes of blocks [..., block], less their zero points."""
-    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales != 0)
+    inverse = _inverse(scales)
     codes = blocks * inverse[..., None]
     np.rint(codes, out=codes)
     half, top = 1 << (bits - 1), (1 << bits) - 1
     if zeros is None:
         return np.clip(codes, -half, half - 1, out=codes)
     return np.clip(codes, -zeros[..., None], top - zeros[..., None], out=codes)
+
+
+def _inverse(scales: Values) -> Values:
+    """1 / scale, and 0 for one so small that float32 has no inverse of it; float16 stores 0 for it too."""
+    return np.divide(
+        1.0, scales, out=np.zeros_like(scales), where=np.abs(scales) >= np.finfo(np.float32).tiny
+    )
 
 
 def _spans(blocks: Values, bits: int, shares: tuple[float, ...], *, zero_points: bool) -> Iterator[Grid]:
@@ -143,8 +150,7 @@ def _spans(blocks: Values, bits: int, shares: tuple[float, ...], *, zero_points:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         for share in shares:
             scale = (high - low) * np.float32(share / top)
-            inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
-            yield scale, np.clip(np.rint(-low * np.float32(share) * inverse), 0, top)
+            yield scale, np.clip(np.rint(-low * np.float32(share) * _inverse(scale)), 0, top)
         return
     # The signed extreme goes to code 0, that is -half: the scale takes the opposite sign.
     extreme = np.where(-low > high, low, high)

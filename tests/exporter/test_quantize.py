@@ -300,6 +300,14 @@ def test_joined_matrices_are_the_matrix_of_their_rows() -> None:
 # The search.
 
 
+@pytest.mark.parametrize("method", [NEAREST, SEARCH])
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_weights_too_small_for_an_inverse_are_zero(method: str, *, zero_points: bool) -> None:
+    matrix = np.full((1, 32), 1.4e-43, np.float32)
+    made = quantise(matrix, 4, 32, method=method, zero_points=zero_points)
+    assert not dequantise(made, 4, 32).any()
+
+
 @settings(deadline=None)
 @given(matrices(), BITS, BLOCKS, st.booleans())
 def test_the_search_never_errs_more(
