@@ -183,12 +183,12 @@ def _run(case: dict[str, Any], opener: Any) -> dict[str, NDArray[Any]]:  # noqa:
     _check_sums(folder)
     description = json.loads((folder / "bundle.json").read_text("utf-8"))
     graphs, blocks = description["graphs"], case.get("blocks")
+    session = opener.open(folder / graphs["decode"]["file"], case["options"])
     chosen, contract = {}, graphs["decode"]["states"]
     if blocks is not None:
         elastic = description["elastic"]
         chosen = {elastic["input"]: np.isin(np.arange(elastic["blocks"]), blocks)}
         contract = [_running(state, blocks) for state in contract]
-    session = opener.open(folder / graphs["decode"]["file"], case["options"])
     found = {run["name"]: _feed(session, contract, run, chosen) for run in case["runs"]}
     if case["score"] is not None and "score" in graphs:
         score, heads = (
