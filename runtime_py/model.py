@@ -114,14 +114,17 @@ class Model:
             UnknownDepthError: the bundle does not run at that depth.
             UnknownBlocksError: the bundle cannot run these blocks.
         """
+        if blocks is not None and depth is not None:
+            raise InputError(f"depth is {depth!r}, and blocks are {list(blocks)!r}: give one of them.")
+        rung = self._rungs[depth] if blocks is None else self._rungs.keeping(blocks)
+        return self._state(rung, context, window)
+
+    def _state(self, rung: Rung, context: int | None, window: int | None) -> State:
         context = self.bundle.context if context is None else context
         window = self.bundle.kv_window if window is None else window
         if context < 1 or window < 0:
             message = f"context is {context!r}, window {window!r}: give 1 or more, and 0 or more."
             raise InputError(message)
-        if blocks is not None and depth is not None:
-            raise InputError(f"depth is {depth!r}, and blocks are {list(blocks)!r}: give one of them.")
-        rung = self._rungs[depth] if blocks is None else self._rungs.keeping(blocks)
         return State(rung.decoder, context, window, self._chunk)
 
     def load_state(self, path: str | Path, context: int | None = None) -> State:
@@ -137,9 +140,7 @@ class Model:
         rung = self._rungs.of(saved.identity)
         if rung is None:
             raise self._foreign(f"{path}")
-        chosen = None if rung.bundle.blocks is None else rung.bundle.blocks.active
-        depth = rung.bundle.depth if chosen is None else None
-        state = self.state(context, window=saved.window, depth=depth, blocks=chosen)
+        state = self._state(rung, context, saved.window)
         if len(saved.ids) > state.context:
             message = (
                 f"{path}: holds {len(saved.ids)} tokens, and context is {state.context}. Load it with more."
@@ -167,7 +168,7 @@ class Model:
             PromptTooLongError: the prompt does not fit in what is left of the context.
             BusyStateError: another thread uses the state.
         """
-        if self._rungs.of(state.identity) is None:
+        if state.identity not in self._rungs:
             raise self._foreign("the state")
         ids: Ids = self.encode(prompt, bos=state.position == 0) if isinstance(prompt, str) else prompt
         return state.advance(ids)
@@ -270,7 +271,7 @@ class Model:
     def holds_prefix(self, state: State, tools: Sequence[Schema | Tool], system: str = "") -> bool:
         """Whether a state is what :meth:`prefix` makes of these tools."""
         wanted = self.encode(render_prefix(read_tools(tools), system), bos=True)
-        return self._rungs.of(state.identity) is not None and state.ids.tolist() == wanted
+        return state.identity in self._rungs and state.ids.tolist() == wanted
 
     def conversation(
         self,
@@ -292,7 +293,7 @@ class Model:
         """
         declared = read_tools(tools)
         if prefix is not None:
-            if self._rungs.of(prefix.identity) is None:
+            if prefix.identity not in self._rungs:
                 raise self._foreign("the prefix")
             if self._rungs[prefix.depth].bundle.identity != prefix.identity:
                 raise InputError("the prefix is of blocks that are no rung: make it at one of the depths.")

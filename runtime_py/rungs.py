@@ -38,7 +38,8 @@ class Rungs:
         self.bundle = bundle
         self._sessions = Sessions(threads)
         self._made: dict[str, Rung] = {}
-        self._known = {rung.identity: rung for rung in map(bundle.at, bundle.depths)}
+        self._by_depth = {depth: bundle.at(depth) for depth in bundle.depths}
+        self._known = {rung.identity: rung for rung in self._by_depth.values()}
         self._lock = threading.Lock()
         self.deepest = self[bundle.depth]
 
@@ -54,7 +55,9 @@ class Rungs:
             UnknownDepthError: there is none.
             NotABundleError: its graph cannot be loaded.
         """
-        return self._rung(self.bundle if depth is None else self.bundle.at(depth))
+        if depth is None:
+            return self._rung(self.bundle)
+        return self._rung(self._by_depth.get(depth) or self.bundle.at(depth))
 
     def keeping(self, blocks: Collection[int]) -> Rung:
         """What runs a set of blocks that need not be a rung of the ladder; it is known from then on.
@@ -65,6 +68,10 @@ class Rungs:
         kept = self.bundle.keeping(blocks)
         self._known.setdefault(kept.identity, kept)
         return self._rung(kept)
+
+    def __contains__(self, identity: str) -> bool:
+        """Whether states of an identity belong to a rung that is known, loaded or not."""
+        return identity in self._known
 
     def of(self, identity: str) -> Rung | None:
         """The rung whose states have an identity; None where none that is known has."""
