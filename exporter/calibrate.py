@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from exporter.errors import ReferenceUnavailableError
 from exporter.examples import Example
 from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, Part, TensorSpec
 from exporter.precision import PrecisionPlan, Role, role_of
 from exporter.quantize import Blocks, joined, quantise_for
-from exporter.verify import has_reference
+from exporter.verify import require_reference
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "calibrated_together"]
 
 Key = tuple[str, int | None]
 
@@ -41,16 +40,36 @@ def calibrated(
     Raises:
         ReferenceUnavailableError: there is no PyTorch to run the examples.
     """
-    if not has_reference():
-        message = (
-            "calibrating runs the reference, which takes PyTorch: install the extra 'verify', or choose "
-            "another --quantiser."
-        )
-        raise ReferenceUnavailableError(message)
+    return calibrated_together([plan], ladder, examples, progress)[0]
+
+
+def calibrated_together(
+    plans: Sequence[PrecisionPlan],
+    ladder: Ladder,
+    examples: Sequence[Example],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[PrecisionPlan]:
+    """Plans as :func:`calibrated` makes them, of one run of the examples.
+
+    Raises:
+        ReferenceUnavailableError: there is no PyTorch to run the examples.
+    """
+    require_reference("calibrating runs", ", or choose another --quantiser")
     from golden.reference.answers import input_moments  # noqa: PLC0415 - PyTorch, only where it is asked for
 
-    wanted = [key for name, spec in ladder.layout.items() for key in _keys(plan, name, spec)]
-    moments = input_moments(ladder, {key: key for key in wanted}, [example.tokens for example in examples])
+    layout = ladder.layout.items()
+    wanted = [[key for name, spec in layout for key in _keys(plan, name, spec)] for plan in plans]
+    every = {key: key for keys in wanted for key in keys}
+    moments = input_moments(ladder, every, [example.tokens for example in examples])
+    return [
+        _calibrated(plan, ladder, {key: moments[key] for key in keys if key in moments}, progress)
+        for plan, keys in zip(plans, wanted, strict=True)
+    ]
+
+
+def _calibrated(
+    plan: PrecisionPlan, ladder: Ladder, moments: Mapping[Key, Array], progress: Callable[[str], None]
+) -> PrecisionPlan:
     known: dict[Key, Blocks] = {}
     for (name, row), moment in moments.items():
         progress(f"calibrating {name}{'' if row is None else f'[{row}]'}")

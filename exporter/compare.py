@@ -93,7 +93,7 @@ def compare(logits: Array, reference: Array, bound: Bound) -> Comparison:
     differs = logits.argmax(-1) != reference.argmax(-1)
     near = margin <= 2 * bound.difference * spread
     expected, got = _log_softmax(reference), _log_softmax(logits)
-    kl = (np.exp(expected) * (expected - got)).sum(-1)
+    kl = divergences(expected, got)
     return Comparison(
         positions=len(reference),
         spread=spread,
@@ -103,6 +103,11 @@ def compare(logits: Array, reference: Array, bound: Bound) -> Comparison:
         near_ties=int((differs & near).sum()),
         overturned=int((differs & ~near).sum()),
     )
+
+
+def divergences(expected: NDArray[np.floating[Any]], got: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Kullback-Leibler divergences [positions], nats, of logarithms of probabilities [positions, V]."""
+    return np.asarray((np.exp(expected) * (expected - got)).sum(-1, dtype=np.float64))
 
 
 def _log_softmax(logits: Array) -> NDArray[np.float64]:

@@ -29,8 +29,8 @@ from exporter.errors import (
 )
 from exporter.examples import CALIBRATION, Example, examples_beside, read_examples
 from exporter.footprint import Footprint
-from exporter.forms import WEIGHTS, Elastic, Form, Shared, Static, write_graphs
-from exporter.graph import Rows, Source
+from exporter.forms import WEIGHTS, Elastic, Form, Shared, Static, write_slice
+from exporter.graph import Rows
 from exporter.graph.builder import IR_VERSION, OPSET
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder, fingerprint, keep_blocks, slice_ladder
@@ -318,8 +318,7 @@ def build(
     Returns:
         The heads of the scoring graph, and the weights file, closed.
     """
-    with WeightFile(folder / WEIGHTS) as file:
-        write_graphs(folder, Source(ladder, plan, file), Rows.ALL if all_logits else Rows.LAST)
+    file = write_slice(folder, ladder, plan, Rows.ALL if all_logits else Rows.LAST)
     return heads_in(ladder.layout), file
 
 

@@ -30,7 +30,7 @@ from exporter.report import Report
 from exporter.verify import Subject, has_reference, verify_cases, verify_subjects
 from exporter.weights import WeightFile
 
-__all__ = ["WEIGHTS", "Elastic", "Form", "Shared", "Static", "describe_graphs", "write_graphs"]
+__all__ = ["WEIGHTS", "Elastic", "Form", "Shared", "Static", "describe_graphs", "write_graphs", "write_slice"]
 
 WEIGHTS = "weights.bin"
 
@@ -99,9 +99,7 @@ class Static(Form):
 
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write the graphs of the slice."""
-        with WeightFile(folder / WEIGHTS) as file:
-            write_graphs(folder, Source(self.ladder, plan, file), Rows.ALL if all_logits else Rows.LAST)
-        return file
+        return write_slice(folder, self.ladder, plan, Rows.ALL if all_logits else Rows.LAST)
 
     def describe(self, *, all_logits: bool) -> dict[str, Any]:
         """The graphs."""
@@ -123,10 +121,8 @@ class Elastic(Form):
 
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write graphs with a branch around each block."""
-        with WeightFile(folder / WEIGHTS) as file:
-            rows = Rows.ALL if all_logits else Rows.KEPT
-            write_graphs(folder, Source(self.ladder, plan, file), rows, elastic=True)
-        return file
+        rows = Rows.ALL if all_logits else Rows.KEPT
+        return write_slice(folder, self.ladder, plan, rows, elastic=True)
 
     def describe(self, *, all_logits: bool) -> dict[str, Any]:
         """The graphs, and which blocks make which depth."""
@@ -201,6 +197,23 @@ class Shared(Form):
             label = f"depth {rung.plan.depth}: "
             yield graphs_in(folder, _suffix(rung)), [Subject(rung.plan, label=label)]
         yield graphs_in(folder), [Subject(label=f"depth {self.ladder.plan.depth}: ")]
+
+
+def write_slice(
+    folder: Path, ladder: Ladder, plan: PrecisionPlan, rows: Rows, *, elastic: bool = False
+) -> WeightFile:
+    """Write the graphs of a ladder and a weights file of their own, which comes back closed.
+
+    Args:
+        folder: where.
+        ladder: what to export.
+        plan: its storage.
+        rows: positions that get logits.
+        elastic: whether blocks may stand idle.
+    """
+    with WeightFile(folder / WEIGHTS) as file:
+        write_graphs(folder, Source(ladder, plan, file), rows, elastic=elastic)
+    return file
 
 
 def write_graphs(

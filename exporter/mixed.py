@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from exporter.calibrate import calibrated
-from exporter.errors import BudgetError, PrecisionError, ReferenceUnavailableError
+from exporter.calibrate import calibrated_together
+from exporter.compare import divergences
+from exporter.errors import BudgetError, PrecisionError
 from exporter.examples import Example
 from exporter.footprint import weights_bytes
 from exporter.ladder import Array, Ladder
@@ -27,7 +26,7 @@ from exporter.precision import (
     plan_precision,
     role_of,
 )
-from exporter.verify import has_reference
+from exporter.verify import require_reference
 
 __all__ = ["WIDTHS", "Option", "cheapest", "mixed_plan", "parse_bytes"]
 
@@ -73,12 +72,11 @@ def mixed_plan(
         BudgetError: not even the fewest bits fit.
         ReferenceUnavailableError: there is no PyTorch to measure with.
     """
-    if not has_reference():
-        message = "mixed measures with the reference, which takes PyTorch: install the extra 'verify'."
-        raise ReferenceUnavailableError(message)
+    require_reference("mixed measures with")
     plans = {bits: _uniform(ladder, scheme, bits) for bits in WIDTHS}
     if scheme.quantiser == CALIBRATED:
-        plans = {bits: calibrated(plan, ladder, examples, progress) for bits, plan in plans.items()}
+        together = calibrated_together(list(plans.values()), ladder, examples, progress)
+        plans = dict(zip(plans, together, strict=True))
     groups = _groups(plans[4])
     options = _measured(ladder, plans, groups, examples, progress)
     base = plans[4]
@@ -185,7 +183,7 @@ def _measured(
 
 def _divergence(got: Sequence[Array], truth: Sequence[Array]) -> float:
     """Mean Kullback-Leibler divergence per token, nats."""
-    sums = [float((np.exp(p) * (p - q)).sum(dtype=np.float64)) for p, q in zip(truth, got, strict=True)]
+    sums = [float(divergences(p, q).sum()) for p, q in zip(truth, got, strict=True)]
     return max(math.fsum(sums), 0.0) / sum(map(len, truth))
 
 

@@ -15,7 +15,17 @@ from exporter.config import LadderConfig
 from exporter.errors import PrecisionError
 from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, Part, TensorSpec
-from exporter.quantize import METHODS, NEAREST, SEARCH, Blocks, dequantise, joined, packed_width, quantise
+from exporter.quantize import (
+    METHODS,
+    NEAREST,
+    SEARCH,
+    Blocks,
+    dequantise,
+    finite_half,
+    joined,
+    packed_width,
+    quantise,
+)
 
 __all__ = [
     "BLOCKS",
@@ -263,9 +273,8 @@ def to_half(name: str, values: Array) -> NDArray[np.float16]:
     Raises:
         PrecisionError: a value exceeds float16.
     """
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    if not np.isfinite(half).all():
+    half = finite_half(values)
+    if half is None:
         message = (
             f"tensor {name!r} holds a value of magnitude {float(np.abs(values).max()):.3g}, beyond float16: "
             "export with --precision fp32."

@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from exporter.errors import QualityError, ReferenceUnavailableError
+from exporter.compare import divergences
+from exporter.errors import QualityError
 from exporter.examples import Example
 from exporter.ladder import Array, Ladder, fingerprint, slice_ladder
 from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, StoredLadder
 from exporter.quantize import SEARCH
-from exporter.verify import has_reference
+from exporter.verify import require_reference
 
 __all__ = [
     "GOALS",
@@ -123,9 +124,7 @@ def measure(
     Raises:
         ReferenceUnavailableError: there is no PyTorch to run the examples.
     """
-    if not has_reference():
-        message = "quality is measured with the reference, which takes PyTorch: install the extra 'verify'."
-        raise ReferenceUnavailableError(message)
+    require_reference("quality is measured with")
     from golden.reference.answers import answer_log_probabilities  # noqa: PLC0415 - PyTorch, only here
 
     asked = [(example.tokens, example.prompt) for example in examples]
@@ -159,7 +158,7 @@ def _compared(
     for log_q, log_p, example in zip(got, truth, examples, strict=True):
         answer = np.array(example.tokens[example.prompt :])
         nats -= float(log_q[np.arange(len(answer)), answer].sum(dtype=np.float64))
-        kl += float((np.exp(log_p) * (log_p - log_q)).sum(dtype=np.float64))
+        kl += float(divergences(log_p, log_q).sum())
         best = log_q.argmax(-1)
         same += int((best == log_p.argmax(-1)).sum())
         # As far as the likeliest token is the right one, greedy decoding goes the same way.

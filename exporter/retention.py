@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from exporter.config import MINIMUM_DEPTH
-from exporter.errors import DepthError, ReferenceUnavailableError
 from exporter.examples import Example
 from exporter.ladder import Ladder, SlicePlan, plan_blocks, plan_slice
-from exporter.verify import has_reference
+from exporter.verify import require_reference
 
 __all__ = ["Found", "as_table", "search"]
 
@@ -59,13 +57,8 @@ def search(
         DepthError: there is no such rung.
         ReferenceUnavailableError: there is no PyTorch to run the examples.
     """
-    if not has_reference():
-        message = "a search runs the reference, which takes PyTorch: install the extra 'verify'."
-        raise ReferenceUnavailableError(message)
-    total = ladder.config.num_layers
-    if not MINIMUM_DEPTH <= depth <= total:
-        message = f"depth {depth} is not on this ladder: choose one from {MINIMUM_DEPTH} to {total}."
-        raise DepthError(message)
+    require_reference("a search runs")
+    plan_slice(ladder.config, depth)  # refuses a depth that is no rung
     from golden.reference.answers import AnswerLoss  # noqa: PLC0415 - PyTorch, only where it is asked for
 
     loss = AnswerLoss(ladder, [(example.tokens, example.prompt) for example in examples])

@@ -14,7 +14,7 @@ import numpy as np
 
 from exporter.compare import ACTIVATIONS, ARITHMETIC, FIDELITY, HEADS
 from exporter.config import LadderConfig
-from exporter.errors import VerificationError
+from exporter.errors import ReferenceUnavailableError, VerificationError
 from exporter.ladder import Array, Ladder, SlicedLadder, SlicePlan, plan_blocks, sliced_config
 from exporter.passages import (
     MODEL,
@@ -50,6 +50,7 @@ __all__ = [
     "check_witness",
     "has_reference",
     "passages_of",
+    "require_reference",
     "run_heads",
     "run_passages",
     "run_sizes",
@@ -65,6 +66,21 @@ _BEST = 8
 def has_reference() -> bool:
     """Whether the reference can run here, which takes PyTorch."""
     return importlib.util.find_spec("torch") is not None
+
+
+def require_reference(use: str, otherwise: str = "") -> None:
+    """Make sure that the reference can run here.
+
+    Args:
+        use: what is done with it, to go before "the reference" in the message.
+        otherwise: what helps besides installing it.
+
+    Raises:
+        ReferenceUnavailableError: there is no PyTorch.
+    """
+    if not has_reference():
+        message = f"{use} the reference, which takes PyTorch: install the extra 'verify'{otherwise}."
+        raise ReferenceUnavailableError(message)
 
 
 class Subject(NamedTuple):

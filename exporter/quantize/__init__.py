@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.quantize.blocks import Blocks, dequantise, joined, pack, packed_width, unpack
+from exporter.quantize.blocks import Blocks, dequantise, finite_half, joined, pack, packed_width, unpack
 from exporter.quantize.calibrated import quantise_for
 from exporter.quantize.uncalibrated import METHODS, NEAREST, SEARCH, quantise
 
@@ -12,6 +12,7 @@ __all__ = [
     "SEARCH",
     "Blocks",
     "dequantise",
+    "finite_half",
     "joined",
     "pack",
     "packed_width",

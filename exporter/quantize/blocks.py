@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exporter.errors import PrecisionError
 
-__all__ = ["Blocks", "dequantise", "half_scales", "joined", "pack", "packed_width", "unpack"]
+__all__ = ["Blocks", "dequantise", "finite_half", "half_scales", "joined", "pack", "packed_width", "unpack"]
 
 _BYTE = 8
 
@@ -89,6 +90,13 @@ def dequantise(blocks: Blocks, bits: int, columns: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(values.reshape(values.shape[0], -1)[:, :columns])
 
 
+def finite_half(values: NDArray[Any]) -> NDArray[np.float16] | None:
+    """Values rounded to float16; None where one exceeds it, or is no number."""
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    return half if np.isfinite(half).all() else None
+
+
 def half_scales(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float16]:
     """Round scales to float16.
 
@@ -99,9 +107,8 @@ def half_scales(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDA
     Raises:
         PrecisionError: one exceeds float16.
     """
-    with np.errstate(over="ignore"):
-        half = scales.astype(np.float16)
-    if not np.isfinite(half).all():
+    half = finite_half(scales)
+    if half is None:
         message = (
             f"a weight of magnitude {float(np.abs(values).max()):.3g} needs a quantisation scale beyond "
             "float16: export with --precision fp32, or look at the checkpoint's training."

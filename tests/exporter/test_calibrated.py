@@ -143,7 +143,7 @@ def test_an_export_is_calibrated_and_verified(
 
 
 def test_without_pytorch_nothing_is_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exporter.calibrate.has_reference", lambda: False)
+    monkeypatch.setattr("exporter.verify.has_reference", lambda: False)
     ladder = small_ladder()
     with pytest.raises(ReferenceUnavailableError, match="install the extra 'verify'"):
         calibrated(plan_precision(ladder.config, ladder.layout, INT4), ladder, ASKED)

@@ -155,7 +155,7 @@ def test_budget_and_mixed_go_together(options: dict[str, object], tmp_path: Path
 
 
 def test_without_pytorch_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, ladder: Ladder) -> None:
-    monkeypatch.setattr("exporter.mixed.has_reference", lambda: False)
+    monkeypatch.setattr("exporter.verify.has_reference", lambda: False)
     with pytest.raises(ReferenceUnavailableError, match="install the extra 'verify'"):
         mixed_plan(ladder, INT4, 10**6, ASKED)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from exporter import retention
 from exporter.errors import DepthError, ReferenceUnavailableError
 from exporter.examples import Example
 from exporter.ladder import SlicePlan, keep_blocks, plan_slice
@@ -78,7 +77,7 @@ def test_a_depth_off_the_ladder(depth: int) -> None:
 
 
 def test_without_the_reference_there_is_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "has_reference", lambda: False)
+    monkeypatch.setattr("exporter.verify.has_reference", lambda: False)
     with pytest.raises(ReferenceUnavailableError, match="PyTorch"):
         search(small_ladder(), 3, EXAMPLES)
 
