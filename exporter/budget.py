@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from exporter.config import MINIMUM_DEPTH
 from exporter.errors import BudgetError, PrecisionError
 from exporter.footprint import Footprint, footprint
-from exporter.ladder import Ladder, slice_ladder
-from exporter.precision import BLOCKS, PRECISIONS, QUANTISERS, PrecisionPlan, Scheme, plan_precision
+from exporter.forms import Form
+from exporter.ladder import Ladder, SlicedLadder, slice_ladder
+from exporter.precision import BLOCKS, MIXED, PRECISIONS, QUANTISERS, PrecisionPlan, Scheme, plan_precision
 from targets import Budget, Target
 
 __all__ = ["AS_PLANNED", "Fitting", "Quantising", "scheme_for"]
@@ -66,48 +68,30 @@ class Fitting:
     target: Target
     tokenizer: int = 0
     quantising: Quantising = AS_PLANNED
-    _known: dict[tuple[int, str], Footprint] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[Any, ...], Footprint] = field(default_factory=dict, init=False, repr=False)
 
-    def require(self, depth: int, precision: str) -> Footprint:
+    def require(self, form: Form, plan: PrecisionPlan) -> Footprint:
         """Predict what an export costs, and refuse it if that is more than the target allows.
 
         Args:
-            depth: rung of the ladder.
-            precision: one that the target takes.
-
-        Raises:
-            BudgetError: it cannot fit; the message says by how much, and what would.
-            DepthError: the depth is not on the ladder.
-        """
-        found = self.footprint(depth, precision)
-        self._refuse(found, depth, precision)
-        return found
-
-    def require_plan(self, ladder: Ladder, plan: PrecisionPlan) -> Footprint:
-        """Predict what an export of a plan costs, and refuse it if that is more than the target allows.
-
-        Args:
-            ladder: the slice.
+            form: what the bundle holds.
             plan: its storage.
 
         Raises:
-            BudgetError: it cannot fit.
+            BudgetError: it cannot fit; the message says by how much, and what would.
         """
-        depth, name = ladder.config.num_layers, plan.scheme.name
-        if name in PRECISIONS:
-            return self.require(depth, name)
-        found = self._predicted(ladder, plan)
-        self._refuse(found, depth, name)
+        found, name = self._predicted(form.ladder, plan, form.beside(plan)), plan.scheme.name
+        self._refuse(found, form.label, name, form.ladder.plan.depth)
         return found
 
-    def _refuse(self, found: Footprint, depth: int, precision: str) -> None:
+    def _refuse(self, found: Footprint, label: str, precision: str, depth: int) -> None:
         over = list(_excess(found, self._budget))
         if over:
             remedy = (
                 self._remedy(depth, precision) if precision in PRECISIONS else "Lower --budget or --depth."
             )
             message = (
-                f"depth {depth} in {precision} does not fit target {self.target.name!r}: it takes "
+                f"{label} in {precision} does not fit target {self.target.name!r}: it takes "
                 f"{' and '.join(over)}. {remedy}"
             )
             raise BudgetError(message)
@@ -123,23 +107,34 @@ class Fitting:
             return top
         deepest = _last(MINIMUM_DEPTH, top - 1, lambda depth: self._fits(depth, precision))
         if deepest is None:
-            self.require(MINIMUM_DEPTH, precision)
+            found = self.footprint(MINIMUM_DEPTH, precision)
+            self._refuse(found, f"depth {MINIMUM_DEPTH}", precision, MINIMUM_DEPTH)
             raise AssertionError(top)
         return deepest
 
     def footprint(self, depth: int, precision: str) -> Footprint:
-        """Predict what the bundle of a depth and precision costs."""
-        if (depth, precision) not in self._known:
-            sliced = slice_ladder(self.ladder, depth)
-            wanted = self.quantising if PRECISIONS[precision].block else AS_PLANNED
-            scheme = scheme_for(self.target, precision, wanted)
-            plan = plan_precision(sliced.config, sliced.layout, scheme)
-            self._known[depth, precision] = self._predicted(sliced, plan)
-        return self._known[depth, precision]
+        """Predict what the bundle of a rung and precision costs.
 
-    def _predicted(self, ladder: Ladder, plan: PrecisionPlan) -> Footprint:
-        context = self._budget.context or ladder.config.max_seq_len
-        return footprint(ladder, plan, context, tokenizer=self.tokenizer)
+        Raises:
+            DepthError: the depth is not on the ladder.
+        """
+        sliced = slice_ladder(self.ladder, depth)
+        wanted = self.quantising if PRECISIONS[precision].block else AS_PLANNED
+        scheme = scheme_for(self.target, precision, wanted)
+        return self._predicted(sliced, plan_precision(sliced.config, sliced.layout, scheme))
+
+    def _predicted(
+        self,
+        ladder: SlicedLadder,
+        plan: PrecisionPlan,
+        beside: Sequence[tuple[SlicedLadder, PrecisionPlan]] = (),
+    ) -> Footprint:
+        # A scheme decides every tensor's storage, unless widths were chosen tensor by tensor.
+        key = ladder.plan.blocks, plan.scheme, tuple(rung.plan.blocks for rung, _ in beside)
+        if key not in self._known or plan.scheme.name == MIXED:
+            context = self._budget.context or ladder.config.max_seq_len
+            self._known[key] = footprint(ladder, plan, context, tokenizer=self.tokenizer, beside=beside)
+        return self._known[key]
 
     @property
     def _budget(self) -> Budget:
@@ -151,7 +146,7 @@ class Fitting:
     def _remedy(self, depth: int, precision: str) -> str:
         """What to ask for instead."""
         offers = []
-        shallower = _last(MINIMUM_DEPTH, depth - 1, lambda d: self._fits(d, precision))
+        shallower = _last(MINIMUM_DEPTH, depth, lambda d: self._fits(d, precision))
         if shallower is not None:
             offers.append(f"--depth {shallower} (or less) in {precision}")
         narrower = next((p for p in self._narrower(precision) if self._fits(depth, p)), None)
@@ -160,7 +155,7 @@ class Fitting:
         if offers:
             return f"What fits: {', or '.join(offers)}."
         for name in self._narrower(precision):
-            shallower = _last(MINIMUM_DEPTH, depth - 1, partial(self._fits, precision=name))
+            shallower = _last(MINIMUM_DEPTH, depth, partial(self._fits, precision=name))
             if shallower is not None:
                 return f"What fits: --depth {shallower} (or less) in {name}."
         return "No depth of this ladder fits it in any precision that it takes; choose another target."

@@ -178,10 +178,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
     _require_budget(request, scheme)
     form = _form(request, fitting, scheme)
     ladder = form.ladder
-    if scheme.name != MIXED:
-        fitting.require(ladder.plan.depth, scheme.name)
-    plan = _plan(request, ladder, scheme, progress)
-    costs = fitting.require_plan(ladder, plan)
+    plan, costs = _plan(request, fitting, form, scheme, progress)
     name = f"{request.checkpoint.stem}-{form.name}-{target.name}-{scheme.name}"
     folder = request.output / name
     output = archive_name(folder, target.archive) if request.archive else folder
@@ -263,19 +260,29 @@ def _require_kept(request: Export, file: WeightFile) -> None:
         raise BudgetError(message)
 
 
-def _plan(request: Export, ladder: Ladder, scheme: Scheme, progress: Callable[[str], None]) -> PrecisionPlan:
-    """The storage of a slice, measured and calibrated as far as was asked for."""
+def _plan(
+    request: Export, fitting: Fitting, form: Form, scheme: Scheme, progress: Callable[[str], None]
+) -> tuple[PrecisionPlan, Footprint]:
+    """The storage of a slice, measured and calibrated as far as was asked for, and what it costs.
+
+    Raises:
+        BudgetError: it does not fit the target.
+    """
+    ladder = form.ladder
 
     def examples() -> list[Example]:
         path = examples_beside(request.checkpoint, CALIBRATION, request.calibration)
         return read_examples(path, ladder.config)
 
     if request.budget is not None:
-        return mixed_plan(ladder, scheme, request.budget, examples(), progress)
+        plan = mixed_plan(ladder, scheme, request.budget, examples(), progress)
+        return plan, fitting.require(form, plan)
     plan = plan_precision(ladder.config, ladder.layout, scheme)
+    # Calibration takes its time, and changes no size.
+    costs = fitting.require(form, plan)
     if scheme.quantiser == CALIBRATED and scheme.block:
-        return calibrated(plan, ladder, examples(), progress)
-    return plan
+        plan = calibrated(plan, ladder, examples(), progress)
+    return plan, costs
 
 
 def _form(request: Export, fitting: Fitting, scheme: Scheme) -> Form:

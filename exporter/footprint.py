@@ -7,7 +7,7 @@ before any weight is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -99,7 +99,13 @@ class Footprint:
 
 
 def footprint(
-    ladder: Ladder, plan: PrecisionPlan, context: int, *, tokenizer: int = 0, chunk: int = CHUNK
+    ladder: Ladder,
+    plan: PrecisionPlan,
+    context: int,
+    *,
+    tokenizer: int = 0,
+    chunk: int = CHUNK,
+    beside: Sequence[tuple[Ladder, PrecisionPlan]] = (),
 ) -> Footprint:
     """Predict what the bundle of a ladder costs.
 
@@ -109,6 +115,8 @@ def footprint(
         context: tokens of a conversation; no more than the checkpoint was trained for are counted.
         tokenizer: bytes of the tokenizer's file, 0 for none.
         chunk: tokens that the runtime prefills at once.
+        beside: slices with graphs of their own over the same weights, each with its storage. They take
+            storage; memory only once they run, which is not counted.
     """
     config = ladder.config
     context = min(context, config.max_seq_len)
@@ -132,7 +140,17 @@ def footprint(
     )
     # The scoring graph is much like the decoding one.
     storage = weights + graph * (2 if scored else 1) + tokenizer + _OTHER_FILES
-    return Footprint(storage, memory, context)
+    return Footprint(storage + sum(_added(file, *each) for each in beside), memory, context)
+
+
+def _added(file: _Sizes, ladder: Ladder, plan: PrecisionPlan) -> int:
+    """Bytes of a further slice's graphs, and of what it adds to the weights."""
+    before, source = file.size, Source(ladder, plan, file)
+    pooled = pooled_of(heads_in(ladder.layout))
+    graphs = [build_model(source, pooled=pooled)]
+    if pooled:
+        graphs.append(build_readout(source, pooled))
+    return file.size - before + sum(len(ir.to_proto(graph).SerializeToString()) for graph in graphs)
 
 
 def weights_bytes(ladder: Ladder, plan: PrecisionPlan) -> int:

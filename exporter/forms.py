@@ -50,6 +50,11 @@ class Form(ABC):
     def name(self) -> str:
         """Its part of the bundle's name."""
 
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What it is, in words."""
+
     @abstractmethod
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write graphs and weights into a folder; the weights file comes back closed."""
@@ -61,6 +66,10 @@ class Form(ABC):
     @abstractmethod
     def subjects(self, folder: Path) -> Iterator[tuple[Mapping[str, Path], list[Subject]]]:
         """Graphs in a folder, and the slices that they have to equal."""
+
+    def beside(self, plan: PrecisionPlan) -> list[tuple[SlicedLadder, PrecisionPlan]]:  # noqa: ARG002 - of some
+        """Slices with graphs of their own over the same weights, shallowest first, each with its storage."""
+        return []
 
     def verify(self, folder: Path, plan: PrecisionPlan) -> Report:
         """Verify with what there is: the reference, else stored cases, else not at all.
@@ -93,9 +102,18 @@ class Static(Form):
     def name(self) -> str:
         """``d6``, or the blocks where they are no rung."""
         plan = self.ladder.plan
-        if plan.blocks == plan_slice(self.ladder.parent.config, plan.depth).blocks:
-            return f"d{plan.depth}"
-        return f"b{'-'.join(map(str, plan.blocks))}"
+        return f"d{plan.depth}" if self._rung else f"b{'-'.join(map(str, plan.blocks))}"
+
+    @property
+    def label(self) -> str:
+        """The depth, or the blocks."""
+        plan = self.ladder.plan
+        return f"depth {plan.depth}" if self._rung else f"blocks {','.join(map(str, plan.blocks))}"
+
+    @property
+    def _rung(self) -> bool:
+        plan = self.ladder.plan
+        return plan.blocks == plan_slice(self.ladder.parent.config, plan.depth).blocks
 
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write the graphs of the slice."""
@@ -118,6 +136,11 @@ class Elastic(Form):
         """``elastic``, with the deepest rung where that is not all of the ladder."""
         plan = self.ladder.plan
         return "elastic" if plan.depth == plan.parent_depth else f"elastic-d{plan.depth}"
+
+    @property
+    def label(self) -> str:
+        """The depth that it reaches."""
+        return f"an elastic graph of depth {self.ladder.plan.depth}"
 
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write graphs with a branch around each block."""
@@ -163,7 +186,25 @@ class Shared(Form):
     @property
     def name(self) -> str:
         """The depths, such as ``d4-8-20``."""
-        return f"d{'-'.join(str(rung.plan.depth) for rung in (*self.others, self.ladder))}"
+        return f"d{'-'.join(self._depths)}"
+
+    @property
+    def label(self) -> str:
+        """The depths."""
+        return f"depths {', '.join(self._depths)}"
+
+    @property
+    def _depths(self) -> list[str]:
+        return [str(rung.plan.depth) for rung in (*self.others, self.ladder)]
+
+    def beside(self, plan: PrecisionPlan) -> list[tuple[SlicedLadder, PrecisionPlan]]:
+        """The other rungs; a rung's heads have fewer rows, which must not change how they are stored."""
+
+        def stored(rung: SlicedLadder) -> PrecisionPlan:
+            own = plan_precision(rung.config, rung.layout, plan.scheme)
+            return replace(own, storage={name: plan.storage[rung.source(name)] for name in own.storage})
+
+        return [(rung, stored(rung)) for rung in self.others]
 
     def build(self, folder: Path, plan: PrecisionPlan, *, all_logits: bool) -> WeightFile:
         """Write the deepest rung's graphs, then those of the others over the same weights.
@@ -174,12 +215,8 @@ class Shared(Form):
         rows = Rows.ALL if all_logits else Rows.KEPT
         with WeightFile(folder / WEIGHTS) as file:
             write_graphs(folder, Source(self.ladder, plan, file), rows)
-            for rung in self.others:
-                own = plan_precision(rung.config, rung.layout, plan.scheme)
-                # A rung's heads have fewer rows, which must not change how they are stored.
-                stored = replace(own, storage={name: plan.storage[rung.source(name)] for name in own.storage})
-                source = Source(rung, stored, file)
-                write_graphs(folder, source, rows, suffix=_suffix(rung), score=False)
+            for rung, stored in self.beside(plan):
+                write_graphs(folder, Source(rung, stored, file), rows, suffix=_suffix(rung), score=False)
         return file
 
     def describe(self, *, all_logits: bool) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from click.testing import Result
 from exporter.budget import Fitting, Quantising, scheme_for
 from exporter.errors import BudgetError, DepthError, PrecisionError
 from exporter.export import Export, export
+from exporter.footprint import Footprint
+from exporter.forms import Form, Shared, Static
+from exporter.ladder import keep_blocks, plan_slice, slice_ladder
+from exporter.precision import plan_precision
 from golden.synthetic import SyntheticLadder
 from targets import Budget, Target, load
 from tests.helpers import geometry
@@ -35,6 +39,15 @@ def cost(depth: int, precision: str = "int4") -> int:
     return Fitting(LADDER, with_budget(context=64)).footprint(depth, precision).memory.total
 
 
+def require(fitting: Fitting, depth: int, precision: str) -> Footprint:
+    return require_form(fitting, Static(slice_ladder(LADDER, depth)), precision)
+
+
+def require_form(fitting: Fitting, form: Form, precision: str) -> Footprint:
+    scheme = scheme_for(fitting.target, precision)
+    return fitting.require(form, plan_precision(form.ladder.config, form.ladder.layout, scheme))
+
+
 @pytest.fixture
 def profile(tmp_path: Path) -> Callable[..., Path]:
     """Write a profile with a budget, and return its path."""
@@ -50,25 +63,25 @@ def profile(tmp_path: Path) -> Callable[..., Path]:
 
 def test_what_fits_exactly_is_taken() -> None:
     fitting = Fitting(LADDER, with_budget(memory=cost(4), context=64))
-    assert fitting.require(4, "int4").memory.total == cost(4)
+    assert require(fitting, 4, "int4").memory.total == cost(4)
 
 
 def test_a_byte_too_many_is_refused_with_what_would_fit() -> None:
     fitting = Fitting(LADDER, with_budget(memory=cost(4) - 1, context=64))
     with pytest.raises(BudgetError) as caught:
-        fitting.require(4, "int4")
+        require(fitting, 4, "int4")
     message = str(caught.value)
     assert "depth 4 in int4 does not fit target 'rpi4'" in message
     assert f"{cost(4) / MIB:.1f} MiB of memory, 0.0 more than" in message
     assert "What fits: --depth 3 (or less) in int4." in message
-    assert fitting.require(3, "int4").storage
+    assert require(fitting, 3, "int4").storage
 
 
 def test_by_how_much_is_said_of_storage_and_memory() -> None:
     found = Fitting(LADDER, with_budget()).footprint(TOP, "fp32")
     budget = {"storage": found.storage - 2 * MIB, "memory": found.memory.total - 3 * MIB}
     with pytest.raises(BudgetError) as caught:
-        Fitting(LADDER, with_budget(**budget)).require(TOP, "fp32")
+        require(Fitting(LADDER, with_budget(**budget)), TOP, "fp32")
     over = re.findall(r"of (\w+), ([\d.]+) more than", str(caught.value))
     assert over == [("storage", "2.0"), ("memory", "3.0")]
 
@@ -76,24 +89,47 @@ def test_by_how_much_is_said_of_storage_and_memory() -> None:
 def test_the_widest_narrower_precision_that_fits_is_offered() -> None:
     fitting = Fitting(LADDER, with_budget(memory=cost(TOP, "int8"), context=64))
     with pytest.raises(BudgetError, match=r"--precision int8 at depth 5\.$") as caught:
-        fitting.require(TOP, "fp32")
-    assert fitting.require(TOP, "int8").storage
+        require(fitting, TOP, "fp32")
+    assert require(fitting, TOP, "int8").storage
     offered = re.search(r"--depth (\d+) \(or less\) in fp32", str(caught.value))
     if offered:
-        assert fitting.require(int(offered[1]), "fp32").storage
+        assert require(fitting, int(offered[1]), "fp32").storage
 
 
 def test_a_shallower_depth_of_a_narrower_precision_is_offered_where_neither_alone_helps() -> None:
     smallest = Fitting(LADDER, with_budget()).footprint(2, "int4").storage
     fitting = Fitting(LADDER, with_budget(storage=smallest))
     with pytest.raises(BudgetError, match=r"What fits: --depth 2 \(or less\) in int4\."):
-        fitting.require(TOP, "fp32")
+        require(fitting, TOP, "fp32")
+
+
+def test_a_set_of_blocks_is_taken_for_itself_and_not_for_the_rung_of_its_depth() -> None:
+    sites = LADDER.config.engram_layers
+    chosen = tuple(sorted({0, TOP - 1, *sites[:1]}))
+    rung = plan_slice(LADDER.config, len(chosen)).blocks
+    assert len(set(rung) & set(sites)) < len(set(chosen) & set(sites))
+    form, fitting = Static(keep_blocks(LADDER, chosen)), Fitting(LADDER, with_budget(context=64))
+    table = require_form(fitting, form, "int4").storage - require(fitting, len(chosen), "int4").storage
+    assert table > LADDER.layout["engrams_0/embedding"].size // 2
+    storage = fitting.footprint(len(chosen), "int4").storage
+    with pytest.raises(BudgetError, match=re.escape(f"blocks {','.join(map(str, chosen))} in int4 does not")):
+        require_form(Fitting(LADDER, with_budget(storage=storage)), form, "int4")
+
+
+def test_rungs_over_shared_weights_take_storage() -> None:
+    deepest, fitting = slice_ladder(LADDER, TOP), Fitting(LADDER, with_budget(context=64))
+    form = Shared(deepest, (slice_ladder(deepest, 2),))
+    shared, alone = require_form(fitting, form, "int4"), require(fitting, TOP, "int4")
+    assert shared.storage > alone.storage
+    assert shared.memory == alone.memory
+    with pytest.raises(BudgetError, match=r"depths 2, 5 in int4 does not fit .* What fits: --depth 5 "):
+        require_form(Fitting(LADDER, with_budget(storage=alone.storage)), form, "int4")
 
 
 def test_where_nothing_fits_another_target_is_named_as_the_way_out() -> None:
     fitting = Fitting(LADDER, with_budget(memory=MIB))
     with pytest.raises(BudgetError, match="No depth of this ladder fits it in any precision that it takes"):
-        fitting.require(TOP, "fp32")
+        require(fitting, TOP, "fp32")
     with pytest.raises(BudgetError, match="depth 2 in int4 does not fit"):
         fitting.deepest("int4")
 
@@ -107,12 +143,12 @@ def test_the_deepest_rung_that_fits_is_found(depth: int) -> None:
 def test_without_a_budget_everything_fits() -> None:
     fitting = Fitting(LADDER, load("host"))
     assert fitting.deepest("fp32") == TOP
-    assert fitting.require(TOP, "fp32").context == LADDER.config.max_seq_len
+    assert require(fitting, TOP, "fp32").context == LADDER.config.max_seq_len
 
 
 def test_a_depth_beside_the_ladder_is_refused_as_such() -> None:
     with pytest.raises(DepthError):
-        Fitting(LADDER, load("host")).require(TOP + 1, "fp32")
+        require(Fitting(LADDER, load("host")), TOP + 1, "fp32")
 
 
 def test_a_precision_is_laid_out_as_the_target_asks() -> None:

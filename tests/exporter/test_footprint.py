@@ -13,6 +13,7 @@ import pytest
 from exporter.bundle import files_of
 from exporter.export import Export, export
 from exporter.footprint import CHUNK, Footprint, footprint
+from exporter.forms import Shared, Static
 from exporter.graph import state_contract
 from exporter.ladder import Ladder, slice_ladder
 from exporter.precision import PRECISIONS, plan_precision
@@ -68,6 +69,23 @@ def test_storage_of_a_large_ladder_is_exact(tmp_path: Path) -> None:
     built = build(tmp_path, ladder, "int8")
     files = sum(path.stat().st_size for path in built.folder.iterdir())
     assert predicted(ladder, "int8").storage == pytest.approx(files, rel=0.1)
+
+
+def test_storage_of_rungs_over_shared_weights_is_exact(tmp_path: Path) -> None:
+    deepest = slice_ladder(small_ladder(), 5)
+    form = Shared(deepest, (slice_ladder(deepest, 2), slice_ladder(deepest, 3)))
+    plan = plan_precision(deepest.config, deepest.layout, PRECISIONS["int8"])
+    for name, each in {"alone": Static(deepest), "shared": form}.items():
+        (tmp_path / name).mkdir()
+        each.build(tmp_path / name, plan, all_logits=False)
+    alone, shared = (
+        sum(file.stat().st_size for file in (tmp_path / name).iterdir()) for name in ("alone", "shared")
+    )
+    added = (
+        footprint(deepest, plan, 128, beside=form.beside(plan)).storage
+        - footprint(deepest, plan, 128).storage
+    )
+    assert added == pytest.approx(shared - alone, rel=0.02)
 
 
 def test_no_weight_is_read() -> None:
