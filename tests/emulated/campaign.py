@@ -17,16 +17,35 @@ import targets.emulation
 from exporter.compare import Bound, Comparison, compare
 from exporter.errors import ExporterError
 from exporter.ladder import Array
+from targets import CpuClass
 from targets.emulation import ARM64, Bed, Guest, Machine
 from targets.emulation.guest import RAN
 from tests.emulated.bounds import head_bound, own_bound, stored_bound
-from tests.emulated.cases import Case, Truth, bundle_of, ends_of, job_entry, tokens_of, truth_of
+from tests.emulated.cases import Case, bundle_of, ends_of, job_entry, tokens_of, truth_of
 from tests.emulated.plan import ARMV7_BUILDS, GuestPlan
 from tests.emulated.table import FAILED, PASSED, Row
 
-__all__ = ["SCRIPT", "Campaign", "Found", "judge", "pinned", "run_job"]
+__all__ = [
+    "CORES",
+    "SCRIPT",
+    "Campaign",
+    "Found",
+    "heads_differ",
+    "judge",
+    "pinned",
+    "run_job",
+    "run_on_cores",
+    "wheels",
+]
 
 SCRIPT = Path(targets.emulation.__file__).with_name("guest.py")
+
+CORES = {
+    "cortex-a53": CpuClass("cortex-a53", dotprod=False, i8mm=False, fp16=False),
+    "cortex-a76": CpuClass("cortex-a76", dotprod=True, i8mm=False, fp16=True),
+}
+"""One of either kind of 8-bit arithmetic."""
+
 _CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
 
@@ -80,6 +99,21 @@ def run_job(
     with np.load(output, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return Found(json.loads(str(arrays.pop("report"))), arrays)
+
+
+def run_on_cores(
+    guest: Guest, entries: Sequence[Mapping[str, Any]], folder: Path, *, timeout: float
+) -> dict[str, Found]:
+    """Run cases in a guest on each of :data:`CORES`, side by side.
+
+    Raises:
+        GuestError: one did not get to its end.
+    """
+    with ThreadPoolExecutor(len(CORES)) as pool:
+        jobs = {
+            core: pool.submit(run_job, guest, core, entries, folder / core, timeout=timeout) for core in CORES
+        }
+    return {core: job.result() for core, job in jobs.items()}
 
 
 class Campaign:
@@ -147,7 +181,7 @@ def judge(plan: GuestPlan, case: Case, found: Found) -> Row:
         "stored": _worst(case, found, truth.stored, bound),
         "own": _worst(case, found, truth.own, own),
     }
-    heads, allowed = _heads(case, found, truth), head_bound(plan.cpu, case.precision)
+    heads, allowed = heads_differ(case, found, truth.heads), head_bound(plan.cpu, case.precision)
     fine = against["stored"].within(bound) and against["own"].within(own) and heads <= allowed
     return Row(
         **row,
@@ -172,13 +206,13 @@ def _worst(case: Case, found: Found, reference: Array, bound: Bound) -> Comparis
     return max(compared, key=lambda c: (not c.within(bound), np.isnan(c.difference), c.difference))
 
 
-def _heads(case: Case, found: Found, truth: Truth) -> float:
+def heads_differ(case: Case, found: Found, truth: Mapping[str, Array]) -> float:
     """Greatest difference of the probe heads' outputs, as a share of a head's greatest or of 1."""
     differences = [
         float(
             np.abs(found.arrays[f"{case.name}/score/{head}"] - output).max() / max(1.0, np.abs(output).max())
         )
-        for head, output in truth.heads.items()
+        for head, output in truth.items()
     ]
     return float(np.max([0.0, *differences]))
 

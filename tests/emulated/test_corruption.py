@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from targets import CpuClass
 from targets.emulation import ARM64, Guest
 from targets.emulation.guest import TAMPERED
-from tests.emulated.campaign import Found, judge, pinned, run_job
+from tests.emulated.campaign import CORES, Found, judge, pinned, run_on_cores
 from tests.emulated.cases import Case, bundle_of, job_entry
 from tests.emulated.damages import DAMAGES, damaged_copy
 from tests.emulated.plan import GuestPlan
 from tests.emulated.table import FAILED, PASSED, Row
 
 pytestmark = pytest.mark.emulated
-
-CORES = {
-    "cortex-a53": CpuClass("cortex-a53", dotprod=False, i8mm=False, fp16=False),
-    "cortex-a76": CpuClass("cortex-a76", dotprod=True, i8mm=False, fp16=True),
-}
-"""One of either kind of 8-bit arithmetic."""
 
 INTACT, FLIPPED = "intact", "a byte flipped"
 _TIMEOUT = 600
@@ -56,14 +48,8 @@ def found(
     bundles: Mapping[Case, Path], guest: Guest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Found]:
     """What a guest per core left."""
-    folder = tmp_path_factory.mktemp("damaged-guests")
     entries = [job_entry(case, bundle) for case, bundle in bundles.items()]
-    with ThreadPoolExecutor(len(CORES)) as pool:
-        jobs = {
-            core: pool.submit(run_job, guest, core, entries, folder / core, timeout=_TIMEOUT)
-            for core in CORES
-        }
-    return {core: job.result() for core, job in jobs.items()}
+    return run_on_cores(guest, entries, tmp_path_factory.mktemp("damaged-guests"), timeout=_TIMEOUT)
 
 
 def verdict(core: str, case: Case, found: Mapping[str, Found]) -> Row:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from exporter.checkpoint import Checkpoint
@@ -21,9 +19,8 @@ from targets import CpuClass
 from targets.emulation import Guest
 from targets.emulation.guest import RAN
 from tests.emulated.bounds import head_bound, stored_bound
-from tests.emulated.campaign import Found, run_job
+from tests.emulated.campaign import CORES, Found, heads_differ, run_on_cores
 from tests.emulated.cases import Case, ends_of, job_entry, tokens_of
-from tests.emulated.test_corruption import CORES
 
 pytestmark = pytest.mark.emulated
 
@@ -65,12 +62,7 @@ def found(guest: Guest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, F
         bundle: Path = export(request).path
         for name, blocks in SETS.items():
             entries.append({**job_entry(_case(precision, name), bundle), "blocks": list(blocks)})
-    with ThreadPoolExecutor(len(CORES)) as pool:
-        jobs = {
-            core: pool.submit(run_job, guest, core, entries, folder / core, timeout=_TIMEOUT)
-            for core in CORES
-        }
-    return {core: job.result() for core, job in jobs.items()}
+    return run_on_cores(guest, entries, folder, timeout=_TIMEOUT)
 
 
 def comparisons(cpu: CpuClass, case: Case, found: Found, logits: Array) -> list[Comparison]:
@@ -93,10 +85,7 @@ def test_the_blocks_that_run_are_the_slice(
     bound = stored_bound(cpu, precision)
     for comparison in comparisons(cpu, case, found[core], expected.logits):
         assert comparison.within(bound), comparison
-    for head, output in expected.heads.items():
-        given = found[core].arrays[f"{case.name}/score/{head}"]
-        most = head_bound(cpu, precision) * max(1.0, float(np.abs(output).max()))
-        assert np.abs(given - output).max() <= most
+    assert heads_differ(case, found[core], expected.heads) <= head_bound(cpu, precision)
 
 
 @pytest.mark.parametrize("precision", _PRECISIONS)

@@ -39,9 +39,11 @@ print(peak_memory())
 """
 
 
-def predicted(ladder: Ladder, precision: str = "int4", context: int = 128, **options: int) -> Footprint:
+def predicted(
+    ladder: Ladder, precision: str = "int4", context: int = 128, *, tokenizer: int = 0, chunk: int = CHUNK
+) -> Footprint:
     plan = plan_precision(ladder.config, ladder.layout, PRECISIONS[precision])
-    return footprint(ladder, plan, context, **options)
+    return footprint(ladder, plan, context, tokenizer=tokenizer, chunk=chunk)
 
 
 def peak(folder: Path, context: int) -> int:
