@@ -108,7 +108,7 @@ class Quality:
 def measure(
     ladder: Ladder,
     depths: Sequence[int],
-    plans: Sequence[Callable[[Ladder], PrecisionPlan]],
+    plans_of: Callable[[Ladder], Sequence[PrecisionPlan]],
     examples: Sequence[Example],
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Figures, ...]:
@@ -117,7 +117,7 @@ def measure(
     Args:
         ladder: what to slice.
         depths: rungs of it.
-        plans: what to store a slice as, per precision; the first is float32.
+        plans_of: what to store a slice as, per precision; the first is float32.
         examples: to answer.
         progress: told what is being done.
 
@@ -132,8 +132,7 @@ def measure(
     for depth in depths:
         sliced = slice_ladder(ladder, depth)
         identity, truth = fingerprint(sliced), None
-        for plan_of in plans:
-            plan = plan_of(sliced)
+        for plan in plans_of(sliced):
             progress(f"depth {depth}, {plan.scheme.name}")
             got = answer_log_probabilities(StoredLadder(sliced, plan), asked)
             truth = truth or got

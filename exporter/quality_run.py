@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from exporter.budget import Quantising, scheme_for
-from exporter.calibrate import calibrated
+from exporter.calibrate import calibrated_together
 from exporter.checkpoint import Checkpoint
 from exporter.config import MINIMUM_DEPTH
 from exporter.examples import CALIBRATION, HELD_OUT, examples_beside, read_examples
@@ -63,14 +62,16 @@ def quality_of(
             for quantiser in quantisers:
                 yield scheme_for(target, name, Quantising(quantiser, block, zero_points))
 
-    def plan_of(scheme: Scheme, sliced: Ladder) -> PrecisionPlan:
-        plan = plan_precision(sliced.config, sliced.layout, scheme)
-        if scheme.quantiser != CALIBRATED or not scheme.block:
-            return plan
-        known = read_examples(examples_beside(checkpoint, CALIBRATION, calibration), ladder.config)
-        return calibrated(plan, sliced, known, progress)
+    def plans_of(sliced: Ladder) -> list[PrecisionPlan]:
+        plans = [plan_precision(sliced.config, sliced.layout, scheme) for scheme in schemes()]
+        asking = [n for n, plan in enumerate(plans) if plan.scheme.quantiser == CALIBRATED]
+        if asking:
+            known = read_examples(examples_beside(checkpoint, CALIBRATION, calibration), ladder.config)
+            together = calibrated_together([plans[n] for n in asking], sliced, known, progress)
+            for number, plan in zip(asking, together, strict=True):
+                plans[number] = plan
+        return plans
 
-    plans = [partial(plan_of, scheme) for scheme in schemes()]
     rungs = depths or range(MINIMUM_DEPTH, ladder.config.num_layers + 1)
-    figures = measure(ladder, rungs, plans, asked, progress)
+    figures = measure(ladder, rungs, plans_of, asked, progress)
     return Quality(checkpoint.name, examples_described(path, len(asked)), figures)

@@ -26,13 +26,13 @@ from tests.helpers import reference_logits, small_ladder, write_checkpoint
 ASKED = [Example((2, *range(first, first + 9 + first % 4)), 5, 7) for first in (5, 17, 30, 44)]
 
 
-def planner(name: str) -> Callable[[Ladder], PrecisionPlan]:
-    return lambda ladder: plan_precision(ladder.config, ladder.layout, PRECISIONS[name])
+def planner(*names: str) -> Callable[[Ladder], list[PrecisionPlan]]:
+    return lambda ladder: [plan_precision(ladder.config, ladder.layout, PRECISIONS[name]) for name in names]
 
 
 @pytest.fixture(scope="module")
 def figures() -> tuple[Figures, ...]:
-    return measure(small_ladder(), [3, 5], [planner("fp32"), planner("int8"), planner("int4")], ASKED)
+    return measure(small_ladder(), [3, 5], planner("fp32", "int8", "int4"), ASKED)
 
 
 def test_the_loss_is_that_of_the_reference_run_one_by_one(figures: tuple[Figures, ...]) -> None:
@@ -65,8 +65,8 @@ def test_an_answer_that_is_followed_is_exact() -> None:
     for _ in range(4):
         tokens.append(int(reference_logits(ladder, tokens)[-1].argmax()))
     right, wrong = Example(tuple(tokens), 3, 4), Example((*tokens[:-1], (tokens[-1] + 1) % 67), 3, 4)
-    assert measure(ladder, [5], [planner("fp32")], [right])[0].exact == 1
-    assert measure(ladder, [5], [planner("fp32")], [right, wrong])[0].exact == 0.5
+    assert measure(ladder, [5], planner("fp32"), [right])[0].exact == 1
+    assert measure(ladder, [5], planner("fp32"), [right, wrong])[0].exact == 0.5
 
 
 def row(depth: int, precision: str, loss: float, exact: float) -> Figures:
