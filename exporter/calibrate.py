@@ -10,13 +10,11 @@ import numpy as np
 from exporter.examples import Example
 from exporter.ladder import Array, Ladder
 from exporter.layout import Axis, Part, TensorSpec
-from exporter.precision import PrecisionPlan, Role, role_of
+from exporter.precision import Key, PrecisionPlan, Role, role_of
 from exporter.quantize import Blocks, joined, quantise_for
 from exporter.verify import require_reference
 
 __all__ = ["calibrated", "calibrated_together"]
-
-Key = tuple[str, int | None]
 
 
 def calibrated(

@@ -27,6 +27,7 @@ from exporter.quality import STORED, as_table, misses, read_quality
 from exporter.quality_run import quality_of
 from exporter.quantize import SEARCH
 from exporter.recheck import recheck
+from exporter.recover import recover
 from exporter.retention import as_table as as_retention_table
 from exporter.retention import search
 from targets import Budget, names
@@ -116,9 +117,11 @@ def main() -> None:
 @click.option(
     "--quantiser",
     metavar="|".join(QUANTISERS),
-    help="Round to nearest, search for the scales of least error (default), or calibrate (needs PyTorch).",
+    help="Round to nearest, search for the scales of least error (default), calibrate (needs PyTorch), or "
+    "take what `recover` found.",
 )
 @click.option("--calibration", type=FILE, help="Default: calibration.jsonl beside the checkpoint.")
+@click.option("--recovered", type=FILE, help="Default: CHECKPOINT.PRECISION.safetensors beside it.")
 @click.option("--block", type=int, help="Weights to a scale; default: the target's.")
 @click.option("--zero-points", is_flag=True, help="Asymmetric: a zero point beside every scale.")
 @click.option(
@@ -180,6 +183,7 @@ def export_command(
 @click.option("--block", type=int, help="As in an export.")
 @click.option("--zero-points", is_flag=True, help="As in an export.")
 @click.option("--calibration", type=FILE, help="Default: calibration.jsonl beside the checkpoint.")
+@click.option("--recovered", type=FILE, help="As in an export.")
 @click.option("--examples", type=FILE, help="Default: held_out.jsonl beside the checkpoint.")
 @click.option("--count", type=int, help="Examples to answer; default: all of the file.")
 @click.option("--plot", type=FILE, help="Picture to draw, .svg or .png (extra `plot`).")
@@ -200,6 +204,27 @@ def quality_command(plot: Path | None, output: Path, **options: Any) -> None:  #
         draw_quality(found.figures, [plot], f"{options['checkpoint'].stem}: quality by depth")
         click.echo(plot)
     click.echo(output)
+
+
+@main.command("recover")
+@click.option("--checkpoint", type=FILE, default=SHIPPED, help="Ladder checkpoint; default: the shipped one.")
+@click.option("--precision", metavar="int8|int4", default="int4", show_default=True)
+@click.option("--quantiser", metavar="|".join(QUANTISERS[:-1]), help="How codes are found; default: search.")
+@click.option("--block", type=int, help="As in an export.")
+@click.option("--zero-points", is_flag=True, help="As in an export.")
+@click.option("--calibration", type=FILE, help="Default: calibration.jsonl beside the checkpoint.")
+@click.option("--examples", type=FILE, help="Whose answers to keep; default: those of --calibration.")
+@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Of the optimiser.")
+@click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Examples in a step.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of examples and depths.")
+@click.option("--output", type=FILE, help="Default: CHECKPOINT.PRECISION.safetensors beside it.")
+@click.option("--force", is_flag=True, help="Replace a file of the same name.")
+def recover_command(quantiser: str | None, block: int | None, *, zero_points: bool, **options: Any) -> None:  # noqa: ANN401
+    """Tune a quantised ladder's scales and norms so that every depth answers as it does in float32.
+
+    Takes PyTorch, and minutes. `export --quantiser recovered` takes what it writes, at any depth.
+    """
+    click.echo(recover(quantising=Quantising(quantiser, block, zero_points), progress=_progress, **options))
 
 
 @main.command("search")

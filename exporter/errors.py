@@ -20,6 +20,7 @@ __all__ = [
     "ExporterError",
     "ForeignAdapterError",
     "ForeignFileError",
+    "ForeignRecoveryError",
     "MissingPackageError",
     "MissingTensorError",
     "NotABundleError",
@@ -29,6 +30,8 @@ __all__ = [
     "PickleRefusedError",
     "PrecisionError",
     "QualityError",
+    "RecoveryError",
+    "RecoveryMismatchError",
     "ReferenceUnavailableError",
     "RequestError",
     "TamperedBundleError",
@@ -129,6 +132,18 @@ class PrecisionError(ExporterError):
     """The precision is unknown, or not allowed by the target."""
 
     exit_code = 6
+
+
+class RecoveryError(PrecisionError):
+    """The recovered weights cannot be used, or cannot be found."""
+
+
+class ForeignRecoveryError(RecoveryError):
+    """The file holds no recovered weights of a known version, or not all of them."""
+
+
+class RecoveryMismatchError(RecoveryError):
+    """The recovered weights are those of another ladder, or of another way to store it."""
 
 
 class VerificationError(ExporterError):

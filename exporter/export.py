@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 from exporter.artifacts.aar import write_aar
 from exporter.budget import AS_PLANNED, Fitting, Quantising, scheme_for
 from exporter.bundle import RUNTIME, archive_name, describe, pack, publish, staging, write_sums
-from exporter.calibrate import calibrated
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.errors import (
@@ -27,7 +26,6 @@ from exporter.errors import (
     TargetError,
     TokenizerError,
 )
-from exporter.examples import CALIBRATION, Example, examples_beside, read_examples
 from exporter.footprint import Footprint
 from exporter.forms import WEIGHTS, Elastic, Form, Shared, Static, write_slice
 from exporter.graph import Rows
@@ -37,7 +35,8 @@ from exporter.ladder import Ladder, fingerprint, keep_blocks, slice_ladder
 from exporter.layout import heads_in
 from exporter.lora import fold
 from exporter.mixed import mixed_plan
-from exporter.precision import CALIBRATED, MIXED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.planning import Planning
+from exporter.precision import MIXED, PRECISIONS, RECOVERED, PrecisionPlan, Scheme, plan_precision
 from exporter.quality import stored
 from exporter.verify import Report, has_reference
 from exporter.weights import WeightFile
@@ -77,7 +76,8 @@ class Export:
     depth is then that of the deepest rung, all blocks where it is None. ``depth`` ``auto`` takes the deepest
     rung that the target's budget has room for; ``precision`` None takes the target's default, and ``mixed``
     takes a ``budget``, bytes of weights; ``calibration`` None takes ``calibration.jsonl`` beside the
-    checkpoint, where a quantiser or mixed widths ask for examples; ``tokenizer`` None takes
+    checkpoint, where a quantiser or mixed widths ask for examples; ``recovered`` None takes
+    ``<checkpoint>.<precision>.safetensors``, where that is the quantiser; ``tokenizer`` None takes
     ``tokenizer.json`` beside the checkpoint if there is one; ``output`` is the folder that the bundle's
     folder or archive goes into.
     """
@@ -94,6 +94,7 @@ class Export:
     adapters: tuple[Path, ...] = ()
     keep_confidence: bool = False
     calibration: Path | None = None
+    recovered: Path | None = None
     tokenizer: Path | None = None
     all_logits: bool = False
     archive: bool = False
@@ -244,6 +245,9 @@ def _require_budget(request: Export, scheme: Scheme) -> None:
     if scheme.name == MIXED and request.depth == AUTO:
         message = "--precision mixed fills its --budget at any depth: give --depth as a number."
         raise PrecisionError(message)
+    if scheme.name == MIXED and scheme.quantiser == RECOVERED:
+        message = "recovered weights have one width: give --precision mixed another --quantiser."
+        raise PrecisionError(message)
 
 
 def _require_kept(request: Export, file: WeightFile) -> None:
@@ -268,21 +272,15 @@ def _plan(
     Raises:
         BudgetError: it does not fit the target.
     """
-    ladder = form.ladder
-
-    def examples() -> list[Example]:
-        path = examples_beside(request.checkpoint, CALIBRATION, request.calibration)
-        return read_examples(path, ladder.config)
-
+    ladder, planning = form.ladder, Planning(request.checkpoint, request.calibration, request.recovered)
     if request.budget is not None:
-        plan = mixed_plan(ladder, scheme, request.budget, examples(), progress)
+        examples = planning.examples(ladder.config)
+        plan = mixed_plan(ladder, scheme, request.budget, examples, progress)
         return plan, fitting.require(form, plan)
     plan = plan_precision(ladder.config, ladder.layout, scheme)
     # Calibration takes its time, and changes no size.
     costs = fitting.require(form, plan)
-    if scheme.quantiser == CALIBRATED and scheme.block:
-        plan = calibrated(plan, ladder, examples(), progress)
-    return plan, costs
+    return planning.informed([plan], ladder, progress)[0], costs
 
 
 def _form(request: Export, fitting: Fitting, scheme: Scheme) -> Form:
@@ -331,7 +329,7 @@ def build(
 
 def _quality(request: Export, identity: str, scheme: Scheme) -> dict[str, Any] | None:
     """What is known of the slice's answers, where it was measured as it is exported."""
-    if request.calibration is not None:
+    if request.calibration is not None or request.recovered is not None:
         return None
     return stored(request.checkpoint, identity, scheme)
 

@@ -202,7 +202,8 @@ class Shared(Form):
 
         def stored(rung: SlicedLadder) -> PrecisionPlan:
             own = plan_precision(rung.config, rung.layout, plan.scheme)
-            return replace(own, storage={name: plan.storage[rung.source(name)] for name in own.storage})
+            kept = replace(own, storage={name: plan.storage[rung.source(name)] for name in own.storage})
+            return kept.inherited(plan, rung)
 
         return [(rung, stored(rung)) for rung in self.others]
 

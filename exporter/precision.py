@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exporter.config import LadderConfig
 from exporter.errors import PrecisionError
-from exporter.ladder import Array, Ladder
+from exporter.ladder import Array, Ladder, SlicedLadder
 from exporter.layout import Axis, Part, TensorSpec
 from exporter.quantize import (
     METHODS,
@@ -35,6 +35,8 @@ __all__ = [
     "MIXED",
     "PRECISIONS",
     "QUANTISERS",
+    "RECOVERED",
+    "Key",
     "PrecisionPlan",
     "Role",
     "Scheme",
@@ -52,9 +54,10 @@ MIXED = "mixed"
 """Name of the precision whose widths are chosen per tensor under a budget."""
 
 CALIBRATED = "gptq"
-QUANTISERS = (*METHODS, CALIBRATED)
-"""How codes and scales are found, by name; the last looks at examples, and leaves to the search what they do
-not reach."""
+RECOVERED = "recovered"
+QUANTISERS = (*METHODS, CALIBRATED, RECOVERED)
+"""How codes and scales are found, by name. The third looks at examples, and leaves to the search what they do
+not reach; the last takes them from a file, tuned together with the gains of norms."""
 
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy level whose kernels round activations to int8 where the CPU is faster so."""
@@ -70,6 +73,12 @@ _SMALL, _NARROW = 128, 16
 
 BLOCKS = (16, 32, 64, 128, 256)
 """Block sizes that the operators take; a table's width must be a multiple."""
+
+
+Key = tuple[str, int | None]
+"""A tensor's name with a row of its leading axis, or None for all of it."""
+
+_Found = TypeVar("_Found")
 
 
 class Role(StrEnum):
@@ -156,8 +165,10 @@ class PrecisionPlan:
     scheme: Scheme
     storage: Mapping[str, Storage]
     specs: Mapping[str, TensorSpec]
-    known: Mapping[tuple[str, int | None], Blocks] = field(default_factory=dict, repr=False)
-    """What calibration found, by tensor and row of its leading axis (None: the whole tensor)."""
+    known: Mapping[Key, Blocks] = field(default_factory=dict, repr=False)
+    """What calibration found of tensors in blocks."""
+    tuned: Mapping[Key, Array] = field(default_factory=dict, repr=False)
+    """Values that take the place of the ladder's in tensors of plain storage; all rows of one, or none."""
 
     def nbytes(self, name: str) -> int:
         """Bytes that a tensor takes in the weights file."""
@@ -207,6 +218,27 @@ class PrecisionPlan:
         method = NEAREST if method == NEAREST else SEARCH
         return quantise(matrix, storage.bits, storage.block, method=method, zero_points=storage.zero_points)
 
+    def plain(self, name: str, values: Array, row: int | None = None) -> Array:
+        """Values of a tensor of plain storage, or of one row of its leading axis, as they are stored.
+
+        Args:
+            name: of the tensor.
+            values: the ladder's own.
+            row: of its leading axis; None for the whole tensor.
+
+        Raises:
+            PrecisionError: one exceeds float16.
+        """
+        if (name, row) in self.tuned:
+            values = self.tuned[name, row]
+        elif row is None and (name, 0) in self.tuned:
+            values = np.stack([self.tuned[name, each] for each in range(self.specs[name].shape[0])])
+        return to_half(name, values).astype(np.float32) if self.storage[name].half else values
+
+    def inherited(self, whole: PrecisionPlan, ladder: SlicedLadder) -> PrecisionPlan:
+        """This plan of a slice, knowing what a plan of the slice's parent knows."""
+        return replace(self, known=_kept(whole.known, ladder), tuned=_kept(whole.tuned, ladder))
+
     def _found(self, name: str, row: int | None) -> Blocks | None:
         """What calibration found of a tensor, or of one row of its leading axis."""
         if (name, row) in self.known:
@@ -217,6 +249,17 @@ class PrecisionPlan:
         if row is not None and (name, None) in self.known:
             return self.known[name, None].rows(slice(row * shape[1], (row + 1) * shape[1]))
         return None
+
+
+def _kept(found: Mapping[Key, _Found], ladder: SlicedLadder) -> dict[Key, _Found]:
+    """What a slice keeps of things found of its parent's tensors, under its own names and rows."""
+    numbers: dict[int | None, int] = {block: number for number, block in enumerate(ladder.plan.blocks)}
+    kept: dict[Key, _Found] = {}
+    for name, spec in ladder.layout.items():
+        source, stacked = ladder.source(name), spec.axis is Axis.BLOCKS
+        rows = [row for known, row in found if known == source and (not stacked or row in numbers)]
+        kept |= {(name, numbers[row] if stacked else row): found[source, row] for row in rows}
+    return kept
 
 
 _MATMULS = ("_proj/kernel", "/proj/kernel", "/mhc_phi_pre", "/mhc_phi_post", "/mhc_phi_res")
@@ -307,7 +350,7 @@ class StoredLadder(Ladder):
     ) -> Array:
         storage = self.plan.storage[name]
         if not storage.block:
-            return to_half(name, values).astype(np.float32) if storage.half else values
+            return self.plan.plain(name, values, row)
         role = role_of(self.layout[name])
         matrices = values.swapaxes(-1, -2) if role is Role.MATMUL else values
         rows = np.ascontiguousarray(matrices).reshape(-1, matrices.shape[-1])

@@ -191,11 +191,11 @@ def as_table(figures: Sequence[Figures]) -> str:
     """The figures as text, a row each; loss also as its difference from float32's."""
     whole = {row.depth: row.bits_per_byte for row in figures if row.precision == "fp32"}
     names = f"{'bits/weight':>11}  {'bits/byte':>9}  {'loss':>7}  {'KL':>8}  {'top-1':>7}  {'exact':>6}"
-    lines = [f"{'depth':>5}  {'precision':<10}  {names}"]
+    lines = [f"{'depth':>5}  {'precision':<14}  {names}"]
     for row in figures:
         change = row.bits_per_byte / whole[row.depth] - 1 if row.depth in whole else math.nan
         lines.append(
-            f"{row.depth:>5}  {row.label:<10}  {row.bits_per_weight:>11.2f}  {row.bits_per_byte:>9.4f}  "
+            f"{row.depth:>5}  {row.label:<14}  {row.bits_per_weight:>11.2f}  {row.bits_per_byte:>9.4f}  "
             f"{change:>+7.2%}  {row.kl:>8.1e}  {row.top1:>7.2%}  {row.exact:>6.1%}"
         )
     return "\n".join(lines)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from exporter.budget import Quantising, scheme_for
-from exporter.calibrate import calibrated_together
 from exporter.checkpoint import Checkpoint
 from exporter.config import MINIMUM_DEPTH
-from exporter.examples import CALIBRATION, HELD_OUT, examples_beside, read_examples
+from exporter.examples import HELD_OUT, examples_beside, read_examples
 from exporter.export import load_target
 from exporter.ladder import Ladder
-from exporter.precision import CALIBRATED, PRECISIONS, PrecisionPlan, Scheme, plan_precision
+from exporter.planning import Planning
+from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, plan_precision
 from exporter.quality import Quality, examples_described, measure
 from exporter.quantize import SEARCH
 
@@ -28,6 +28,7 @@ def quality_of(
     block: int | None = None,
     zero_points: bool = False,
     calibration: Path | None = None,
+    recovered: Path | None = None,
     examples: Path | None = None,
     count: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -42,6 +43,7 @@ def quality_of(
         block: weights to a scale.
         zero_points: whether each scale has one.
         calibration: examples to calibrate on; None takes those beside the checkpoint.
+        recovered: weights that are; None takes those beside the checkpoint.
         examples: to answer; None takes those beside the checkpoint.
         count: how many of them; None for all.
         progress: told what is being done.
@@ -64,14 +66,9 @@ def quality_of(
 
     def plans_of(sliced: Ladder) -> list[PrecisionPlan]:
         plans = [plan_precision(sliced.config, sliced.layout, scheme) for scheme in schemes()]
-        asking = [n for n, plan in enumerate(plans) if plan.scheme.quantiser == CALIBRATED]
-        if asking:
-            known = read_examples(examples_beside(checkpoint, CALIBRATION, calibration), ladder.config)
-            together = calibrated_together([plans[n] for n in asking], sliced, known, progress)
-            for number, plan in zip(asking, together, strict=True):
-                plans[number] = plan
-        return plans
+        return planning.informed(plans, sliced, progress)
 
+    planning = Planning(checkpoint, calibration, recovered)
     rungs = depths or range(MINIMUM_DEPTH, ladder.config.num_layers + 1)
     figures = measure(ladder, rungs, plans_of, asked, progress)
     return Quality(checkpoint.name, examples_described(path, len(asked)), figures)

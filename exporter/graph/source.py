@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxscript import OpBuilder, nn
 
 from exporter.ladder import Array, Ladder
-from exporter.precision import PrecisionPlan, Storage, to_half
+from exporter.precision import PrecisionPlan, Storage
 from exporter.quantize import Blocks, joined, packed_width
 from exporter.weights import WeightFile
 
@@ -41,8 +41,7 @@ class Source:
 
     def stored_values(self, name: str, row: int | None) -> Array:
         """A tensor of plain float storage, rounded to it, as float32."""
-        values = self.ladder.read(name, row)
-        return to_half(name, values).astype(np.float32) if self.half([name]) else values
+        return self.plan.plain(name, self.ladder.read(name, row), row)
 
     def stored(self, names: Sequence[str], row: int | None, shape: tuple[int, ...]) -> nn.Parameter:
         """Tensors of plain float storage, joined on their last axis."""

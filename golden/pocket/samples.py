@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "lines"]
 
 _CALIBRATION_SEED = 20_000_003
-_HELD_OUT = "held_out.jsonl"
-FILES = {"calibration.jsonl": 96, _HELD_OUT: 400}
+_HELD_OUT, _CALIBRATION = "held_out.jsonl", "calibration.jsonl"
+FILES = {_CALIBRATION: 96, _HELD_OUT: 400}
 """Examples in each file."""
 
 
@@ -49,9 +49,12 @@ def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    out: Path = parser.parse_args().out
-    for name, count in FILES.items():
-        path = out / name
+    parser.add_argument(
+        "--calibration", type=int, default=FILES[_CALIBRATION], help="examples of that kind (default: 96)"
+    )
+    options = parser.parse_args()
+    for name, count in {**FILES, _CALIBRATION: options.calibration}.items():
+        path = options.out / name
         path.write_text("".join(f"{line}\n" for line in lines(name, count)), encoding="utf-8")
         sys.stdout.write(f"{path}\n")
 

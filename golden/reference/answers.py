@@ -13,7 +13,7 @@ from golden.reference.inputs import InputMoments
 from golden.reference.model import forward
 from golden.reference.weights import TensorLadder, Weights
 
-__all__ = ["AnswerLoss", "answer_log_probabilities", "input_moments"]
+__all__ = ["AnswerLoss", "answer_log_probabilities", "input_moments", "tensors_of"]
 
 _BATCH = 32
 
@@ -28,7 +28,7 @@ def answer_log_probabilities(ladder: Ladder, sequences: Sequence[tuple[Sequence[
     Returns:
         Per sequence [answer tokens, V], natural logarithms.
     """
-    weights = Weights(TensorLadder(ladder.config, _tensors(ladder)))
+    weights = Weights(TensorLadder(ladder.config, tensors_of(ladder)))
     found: dict[int, Array] = {}
     for numbers, tokens, _ in _batches([ids for ids, _ in sequences]):
         with torch.inference_mode():
@@ -49,7 +49,7 @@ class AnswerLoss:
             ladder: any.
             sequences: ids, and how many of them are prompt.
         """
-        self._weights = Weights(TensorLadder(ladder.config, _tensors(ladder)))
+        self._weights = Weights(TensorLadder(ladder.config, tensors_of(ladder)))
         self._sequences = sequences
 
     def of(self, plan: SlicePlan) -> float:
@@ -77,7 +77,7 @@ def input_moments(
         matrices: names of tensors by key, each with a row of its leading axis or None.
         sequences: ids.
     """
-    tensors = _tensors(ladder)
+    tensors = tensors_of(ladder)
     known = {
         key: tensors[name] if row is None else tensors[name][row] for key, (name, row) in matrices.items()
     }
@@ -91,7 +91,8 @@ def input_moments(
     return {key: (total / count).numpy() for key, total in moments.sums.items()}
 
 
-def _tensors(ladder: Ladder) -> dict[str, Tensor]:
+def tensors_of(ladder: Ladder) -> dict[str, Tensor]:
+    """Every tensor of a ladder, by name."""
     return {name: torch.from_numpy(ladder.read(name)) for name in ladder.layout}
 
 
