@@ -85,6 +85,7 @@ def test_goals_that_are_missed_are_told() -> None:
     ]
     other = replace(row(6, "int4", 2.0, 0.5), scheme=replace(PRECISIONS["int4"], quantiser="rtn").to_json())
     assert misses([kept[0], other]) == ["depth 6 int4 rtn: loss +100.00% (goal 1.5%)"]
+    assert misses([row(6, "fp32", 1.0, 0.9125), row(6, "int4", 1.0, 0.8925)]) == []
     assert misses([row(5, "fp32", 1.0, 0.5), row(5, "int4", 2.0, 0.1)]) == []
     assert len(misses([kept[0], row(6, "int4", float("nan"), 0.5)])) == 1
 
