@@ -192,13 +192,17 @@ def quality_command(plot: Path | None, output: Path, **options: Any) -> None:  #
     """Measure what precisions cost on held-out examples: loss, divergence, agreement, exact answers.
 
     Takes PyTorch, and minutes. Figures in quality.json beside a checkpoint go into the bundles of its slices.
+    A file that there is keeps its figures of other depths and precisions.
     """
     if plot is not None:
         require_matplotlib()
-    found = quality_of(**options, progress=_progress)
+    earlier = read_quality(output) if output.exists() else None
+    found = quality_of(**options, earlier=earlier, progress=_progress)
     click.echo(as_table(found.figures))
     for missed in misses(found.figures):
         click.echo(f"goal missed: {missed}")
+    if earlier is not None:
+        found = earlier.joined(found)
     output.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         draw_quality(found.figures, [plot], f"{options['checkpoint'].stem}: quality by depth")

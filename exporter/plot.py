@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from exporter.errors import MissingPackageError
 from exporter.export import build
 from exporter.ladder import Ladder, slice_ladder
-from exporter.precision import PRECISIONS, plan_precision
+from exporter.precision import CALIBRATED, PRECISIONS, RECOVERED, plan_precision
 from exporter.quality import GOALS, Figures
+from exporter.quantize import SEARCH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,7 @@ _HEADROOM = 1.3
 """Height of the picture over its highest point, for the labels."""
 
 _COLOURS = {"fp32": "#4c4c4c", "fp16": "#7a5195", "int8": "#2a6f97", "int4": "#d1495b"}
+_LINES = {SEARCH: "-", CALIBRATED: "--", RECOVERED: "-."}
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,11 @@ def _by_label(figures: Sequence[Figures]) -> dict[str, list[Figures]]:
 
 
 def _quality_curve(axes: Axes, label: str, rows: Sequence[Figures], values: Sequence[float]) -> None:
-    """Values against depth; another quantiser than the default has the same colour, dashed."""
-    precision = rows[0].precision
-    line, colour = "o-" if label == precision else "o--", _COLOURS.get(precision, "#000000")
-    axes.plot([row.depth for row in rows], values, line, color=colour, markersize=4, label=label)
+    """Values against depth: a colour per precision, a line per quantiser."""
+    colour = _COLOURS.get(rows[0].precision, "#000000")
+    line = _LINES.get(str(rows[0].scheme["quantiser"]), ":")
+    depths = [row.depth for row in rows]
+    axes.plot(depths, values, line, marker="o", color=colour, markersize=4, label=label)
 
 
 def _exact_panel(axes: Axes, figures: Sequence[Figures]) -> None:
@@ -166,7 +169,8 @@ def _exact_panel(axes: Axes, figures: Sequence[Figures]) -> None:
     for label, rows in _by_label(figures).items():
         _quality_curve(axes, label, rows, [100 * row.exact for row in rows])
     _by_depth(axes, figures, "exact answers, %")
-    axes.set_ylim(0, 100)
+    least = min(100 * row.exact for row in figures)
+    axes.set_ylim(least - least % 10, 100)
 
 
 def _loss_panel(axes: Axes, figures: Sequence[Figures]) -> None:

@@ -102,9 +102,32 @@ class Quality:
 
     def of(self, identity: str, scheme: Mapping[str, Any]) -> Figures | None:
         """Figures of a slice in a scheme; the accuracy level of products is not in them."""
-        wanted = {**scheme, _LEVEL: None}
-        rows = (row for row in self.figures if row.slice_sha256 == identity)
-        return next((row for row in rows if {**row.scheme, _LEVEL: None} == wanted), None)
+        wanted = _key(identity, scheme)
+        return next((row for row in self.figures if _key(row.slice_sha256, row.scheme) == wanted), None)
+
+    def require_same(self, checkpoint: str, examples: Mapping[str, Any]) -> None:
+        """Make sure that figures of a checkpoint and examples may stand beside these.
+
+        Raises:
+            QualityError: these are of others.
+        """
+        if (self.checkpoint, dict(self.examples)) != (checkpoint, dict(examples)):
+            message = (
+                f"there are figures of {self.checkpoint} on {self.examples.get('count')} examples of "
+                f"{self.examples.get('name')} already, and these would be of {checkpoint} on "
+                f"{examples['count']} of {examples['name']}, or of other contents. Give another --output."
+            )
+            raise QualityError(message)
+
+    def joined(self, later: Quality) -> Quality:
+        """These figures with later ones in their places, or added, in the order of depth and bits."""
+        rows = {_key(row.slice_sha256, row.scheme): row for row in (*self.figures, *later.figures)}
+        ordered = sorted(rows.values(), key=lambda row: (row.depth, -row.scheme["bits"]))
+        return Quality(self.checkpoint, self.examples, tuple(ordered))
+
+
+def _key(identity: str, scheme: Mapping[str, Any]) -> tuple[str, str]:
+    return identity, json.dumps({**scheme, _LEVEL: None}, sort_keys=True)
 
 
 def measure(

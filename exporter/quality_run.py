@@ -31,6 +31,7 @@ def quality_of(
     recovered: Path | None = None,
     examples: Path | None = None,
     count: int | None = None,
+    earlier: Quality | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Quality:
     """Measure a checkpoint.
@@ -46,6 +47,7 @@ def quality_of(
         recovered: weights that are; None takes those beside the checkpoint.
         examples: to answer; None takes those beside the checkpoint.
         count: how many of them; None for all.
+        earlier: figures that these are to stand beside.
         progress: told what is being done.
 
     Raises:
@@ -54,7 +56,9 @@ def quality_of(
     ladder = Checkpoint(checkpoint)
     path = examples_beside(checkpoint, HELD_OUT, examples)
     asked = read_examples(path, ladder.config, count)
-    target = load_target("host")
+    about, target = examples_described(path, len(asked)), load_target("host")
+    if earlier is not None:
+        earlier.require_same(checkpoint.name, about)
 
     def schemes() -> Iterator[Scheme]:
         for name in dict.fromkeys(("fp32", *precisions)):
@@ -71,4 +75,4 @@ def quality_of(
     planning = Planning(checkpoint, calibration, recovered)
     rungs = depths or range(MINIMUM_DEPTH, ladder.config.num_layers + 1)
     figures = measure(ladder, rungs, plans_of, asked, progress)
-    return Quality(checkpoint.name, examples_described(path, len(asked)), figures)
+    return Quality(checkpoint.name, about, figures)

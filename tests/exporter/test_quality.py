@@ -90,6 +90,13 @@ def test_goals_that_are_missed_are_told() -> None:
     assert len(misses([kept[0], row(6, "int4", float("nan"), 0.5)])) == 1
 
 
+def test_figures_that_are_measured_anew_take_the_place_of_the_old(figures: tuple[Figures, ...]) -> None:
+    earlier = Quality("x", {"count": 4}, figures)
+    later = Quality("x", {"count": 4}, (replace(figures[4], exact=0.5),))
+    joined = earlier.joined(later).figures
+    assert joined == (*figures[:4], later.figures[0], *figures[5:])
+
+
 def test_a_table_has_a_row_each(figures: tuple[Figures, ...]) -> None:
     lines = as_table(figures).splitlines()
     assert len(lines) == 1 + len(figures)
@@ -154,6 +161,21 @@ def test_the_command_measures_writes_and_tells_misses(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1] == str(output)
     assert [f.label for f in read_quality(output).figures] == ["fp32", "int4", "int4 rtn"]
     assert read_quality(output).examples["count"] == 3
+    again = ["quality", "--checkpoint", str(checkpoint), "--output", str(output), "--depth", "2"]
+    result = CliRunner().invoke(main, [*again, "--precision", "int4", "--count", "3"])
+    assert result.exit_code == 0, result.output
+    kept = read_quality(output).figures
+    assert [(f.depth, f.label) for f in kept] == [
+        (2, "fp32"),
+        (2, "int4"),
+        (3, "fp32"),
+        (3, "int4"),
+        (3, "int4 rtn"),
+    ]
+    result = CliRunner().invoke(main, [*again, "--count", "2"])
+    assert result.exit_code != 0
+    assert "figures of small.safetensors on 3 examples" in result.output
+    assert read_quality(output).figures == kept
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
