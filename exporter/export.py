@@ -38,6 +38,7 @@ from exporter.mixed import mixed_plan
 from exporter.planning import Planning
 from exporter.precision import MIXED, PRECISIONS, RECOVERED, PrecisionPlan, Scheme, plan_precision
 from exporter.quality import stored
+from exporter.recovered import recovered_beside
 from exporter.verify import Report, has_reference
 from exporter.weights import WeightFile
 from targets import ProfileError, Target, load
@@ -207,7 +208,7 @@ def export(request: Export, progress: Callable[[str], None] = lambda _: None) ->
         _copy_runtime(built)
         description = {
             "name": name,
-            "source": _source(request, checkpoint, identity),
+            "source": _source(request, checkpoint, identity, scheme),
             "target": _target(target),
             "configuration": ladder.config.to_json(),
             "slice": ladder.plan.to_json(),
@@ -369,18 +370,23 @@ def _tokenizer(request: Export, config: LadderConfig) -> Path | None:
     return path
 
 
-def _source(request: Export, checkpoint: Checkpoint, identity: str) -> dict[str, Any]:
+def _source(request: Export, checkpoint: Checkpoint, identity: str, scheme: Scheme) -> dict[str, Any]:
+    recovered = scheme.block and scheme.quantiser == RECOVERED
     return {
         "name": request.checkpoint.name,
         "bytes": request.checkpoint.stat().st_size,
         "step": checkpoint.step,
-        "adapters": [
-            {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-            for path in request.adapters
-        ],
+        "adapters": [_file(path) for path in request.adapters],
+        "recovered": _file(recovered_beside(request.checkpoint, scheme.name, request.recovered))
+        if recovered
+        else None,
         # Over the float32 values of the slice's tensors: the dropped ones are never read.
         "slice_sha256": identity,
     }
+
+
+def _file(path: Path) -> dict[str, str]:
+    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def _target(target: Target) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def recover(
     path = output or path_beside(checkpoint, precision)
     with staging(path, force=force) as stage:
         save_recovered(stage / path.name, ladder, plan, {**recovery.to_json(), "examples": len(asked)})
+        (stage / path.name).chmod(0o644)
         publish(stage / path.name, path)
     return path
 

@@ -90,6 +90,7 @@ def test_tiny_in_every_precision(precision: str, tmp_path: Path) -> None:
         "bytes": case.checkpoint.stat().st_size,
         "step": 0,
         "adapters": [],
+        "recovered": None,
         "slice_sha256": fingerprint(sliced),
     }
     assert told["configuration"] == sliced.config.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ from exporter.planning import Planning
 from exporter.precision import PRECISIONS, PrecisionPlan, Scheme, StoredLadder, plan_precision
 from exporter.quality import measure
 from exporter.recover import recovered
-from exporter.recovered import read_recovered, save_recovered
+from exporter.recovered import path_beside, read_recovered, save_recovered
 from exporter.verify import verify_live
 from golden.recovery import Recovery
 from tests.helpers import Tensors, small_ladder, write_checkpoint
@@ -138,6 +139,9 @@ def test_every_form_is_exported_from_it_and_verified(
     assert result.report.comparisons["arithmetic"]
     told = json.loads((result.path / "bundle.json").read_text("utf-8"))
     assert told["precision"]["scheme"]["quantiser"] == "recovered"
+    file = path_beside(made.checkpoint, "int4")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert told["source"]["recovered"] == {"name": file.name, "sha256": digest}
 
 
 # What is refused.
@@ -236,6 +240,7 @@ def test_what_is_recovered_is_exported_and_measured(
     kept = run("recover", *given, "--steps", 2, "--output", file)
     assert (kept.exit_code, "--force" in kept.stderr) == (8, True)
     first = load_file(file)
+    assert file.stat().st_mode & 0o777 == 0o644
     assert run("recover", *given, "--steps", 2, "--output", file, "--force").exit_code == 0
     again = load_file(file)
     assert all(np.array_equal(again[name], values) for name, values in first.items())
