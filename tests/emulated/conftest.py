@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--guests", type=int, default=os.cpu_count() or 1, help="at once; one per core by default"
     )
-    group.addoption("--guest-timeout", type=float, default=1500.0, help="seconds of one guest")
+    group.addoption("--guest-timeout", type=float, default=3600.0, help="seconds of one guest")
 
 
 def choice_of(config: pytest.Config) -> Choice:
