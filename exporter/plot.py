@@ -192,7 +192,7 @@ def _by_depth(axes: Axes, figures: Sequence[Figures], label: str) -> None:
     axes.set_xticks(sorted({row.depth for row in figures}))
     axes.grid(axis="y", color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(edgecolor="none", framealpha=0.8)
 
 
 def _curve(axes: Axes, sizes: Sequence[Size]) -> None:

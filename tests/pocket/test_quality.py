@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from exporter.checkpoint import Checkpoint
 from exporter.examples import HELD_OUT
 from exporter.export import SHIPPED
 from exporter.ladder import fingerprint, slice_ladder
-from exporter.precision import PRECISIONS
+from exporter.precision import PRECISIONS, RECOVERED
 from exporter.quality import STORED, Quality, examples_described, read_quality, stored
 from exporter.quality_run import quality_of
+from exporter.quantize import SEARCH
 
 QUALITY = SHIPPED.with_name(STORED)
 
@@ -29,13 +32,14 @@ def test_the_figures_are_of_the_shipped_checkpoint_and_its_examples(quality: Qua
 @pytest.mark.parametrize("depth", range(2, 21))
 def test_every_export_of_a_rung_finds_its_figures(depth: int) -> None:
     identity = fingerprint(slice_ladder(Checkpoint(SHIPPED), depth))
-    for precision in ("int8", "int4"):
-        assert stored(SHIPPED, identity, PRECISIONS[precision]) is not None
+    schemes = [PRECISIONS["int8"], PRECISIONS["int4"], replace(PRECISIONS["int4"], quantiser=RECOVERED)]
+    for scheme in schemes:
+        assert stored(SHIPPED, identity, scheme) is not None
 
 
 @pytest.mark.slow
 def test_the_figures_are_found_again(quality: Quality) -> None:
-    again = quality_of(checkpoint=SHIPPED, depths=[3], precisions=["int4"])
+    again = quality_of(checkpoint=SHIPPED, depths=[3], precisions=["int4"], quantisers=[SEARCH, RECOVERED])
     for row in again.figures:
         kept = quality.of(row.slice_sha256, row.scheme)
         assert kept is not None

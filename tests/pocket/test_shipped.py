@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ import golden.pocket
 from exporter.checkpoint import Checkpoint
 from exporter.config import LadderConfig
 from exporter.layout import layout
+from exporter.precision import PRECISIONS, RECOVERED
+from exporter.recovered import read_recovered
 from golden.pocket.curve import read_csv
 
 _FOLDER = Path(golden.pocket.__file__).parent
@@ -21,6 +23,15 @@ _SHIPPED = _FOLDER / "pocket.safetensors"
 
 def test_file_is_below_six_megabytes() -> None:
     assert _SHIPPED.stat().st_size < 6_000_000
+
+
+def test_recovered_weights_are_of_this_checkpoint_and_small() -> None:
+    path = _SHIPPED.with_name("pocket.int4.safetensors")
+    assert path.stat().st_size < 1_500_000
+    ladder, scheme = Checkpoint(_SHIPPED), replace(PRECISIONS["int4"], quantiser=RECOVERED)
+    plan = read_recovered(path, ladder, scheme)
+    assert plan.known
+    assert plan.tuned
 
 
 def test_every_tensor_is_there_in_float16() -> None:
