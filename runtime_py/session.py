@@ -26,8 +26,6 @@ Logits = NDArray[np.float32]
 _LOGITS, _KEPT = "logits", "logits_kept"
 _ALL = "all"
 _QUIET = 3
-_PLANS_FAST: Final = (1, 32)
-"""The first ONNX Runtime that plans which buffers to reuse in less than the square of the nodes."""
 
 
 def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
@@ -43,8 +41,6 @@ def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = _QUIET
-    # Up to 1.31 the plan takes seconds at depth 20, ten times the rest of loading, and saves nothing to see.
-    options.enable_mem_reuse = _version(ort.__version__) >= _PLANS_FAST
     try:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime's own classes have no narrower base
@@ -53,11 +49,6 @@ def open_session(path: Path, threads: int = 0) -> ort.InferenceSession:
             "Check the bundle's files (load it with their sums), or export it for this runtime."
         )
         raise NotABundleError(message) from error
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Major and minor number."""
-    return tuple(int(number) for number in text.split(".")[:2])
 
 
 class Sessions:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
-from exporter.graph.builder import OPSET_END
+from exporter.graph.builder import OPSET_END, TOKENS, shaped
 from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import MICROSOFT, Linear
 from exporter.graph.source import Constant, Source
@@ -120,6 +120,7 @@ class Attention(nn.Module):
         rows = op.Concat(earlier, visible, axis=0)
         for back in range(1, count):
             shifted = op.Slice(rows, [count - 1 - back], [-back], [0])
+            shaped(shifted, [TOKENS, 1, self.config.qkv_width])
             tapped = op.Add(tapped, op.Mul(shifted, op.Gather(taps, back, axis=0)))
         return tapped, op.Slice(rows, [1 - count], [OPSET_END], [0])
 
@@ -128,7 +129,7 @@ class Attention(nn.Module):
         config, width = self.config, cache_width(self.config)
         heads, qk = config.num_heads + config.num_kv_heads, config.qk_head_dim
         both, v = op.Split(tapped, [heads * qk, config.v_width], axis=-1, _outputs=2)
-        both = op.Reshape(both, [-1, heads, qk])
+        both = shaped(op.Reshape(both, [-1, heads, qk]), [TOKENS, heads, qk])
         normed = op.SimplifiedLayerNormalization(both, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
         gains = op.Concat(
             op.Expand(self.q_norm(op), [config.num_heads, qk]),
@@ -136,6 +137,7 @@ class Attention(nn.Module):
             axis=0,
         )
         scaled = op.Reshape(op.Mul(normed, op.Add(gains, 1.0)), [1, -1, heads * qk])
+        shaped(scaled, [1, TOKENS, heads * qk])
         rotated = op.RotaryEmbedding(scaled, [0], timing.cosine, timing.sine, **MICROSOFT)
         padded = self._pad(op, rotated, heads, qk)
         q, k = op.Split(padded, [config.num_heads * width, config.num_kv_heads * width], axis=-1, _outputs=2)
@@ -149,8 +151,9 @@ class Attention(nn.Module):
         """Heads [.., heads * narrow] in T rows -> [1, T, heads * w], zeros behind each."""
         width = cache_width(self.config)
         if narrow != width:
-            x = op.Pad(op.Reshape(x, [-1, heads, narrow]), self._pad_to(width, narrow))
-        return op.Reshape(x, [1, -1, heads * width])
+            rows = shaped(op.Reshape(x, [-1, heads, narrow]), [TOKENS, heads, narrow])
+            x = shaped(op.Pad(rows, self._pad_to(width, narrow)), [TOKENS, heads, width])
+        return shaped(op.Reshape(x, [1, -1, heads * width]), [1, TOKENS, heads * width])
 
     def _mix(
         self,
@@ -179,5 +182,8 @@ class Attention(nn.Module):
         width = cache_width(config)
         if width != config.v_head_dim:
             mixed = op.Reshape(mixed, [-1, config.num_heads, width])
+            shaped(mixed, [TOKENS, config.num_heads, width])
             mixed = op.Slice(mixed, [0], [config.v_head_dim], [2])
-        return op.Reshape(mixed, [-1, 1, config.o_width]), key, value
+            shaped(mixed, [TOKENS, config.num_heads, config.v_head_dim])
+        rows = shaped(op.Reshape(mixed, [-1, 1, config.o_width]), [TOKENS, 1, config.o_width])
+        return rows, key, value

@@ -10,7 +10,7 @@ from onnxscript import GraphBuilder
 
 from exporter.graph.sink import sink_constants
 
-__all__ = ["IR_VERSION", "OPSET", "OPSET_END", "describe", "finish", "new_builder"]
+__all__ = ["IR_VERSION", "OPSET", "OPSET_END", "TOKENS", "describe", "finish", "new_builder", "shaped"]
 
 OPSET = 21
 """Newest operator set whose LpNormalization has a kernel in every supported runtime."""
@@ -19,6 +19,12 @@ IR_VERSION = 10
 
 OPSET_END = 2**31 - 1
 """The end of an axis, to Slice."""
+
+
+TOKENS = "tokens"
+"""Name of the axis of a call's tokens, T."""
+
+_SHAPED = "shaped"
 
 
 def new_builder(name: str) -> GraphBuilder:
@@ -30,6 +36,17 @@ def new_builder(name: str) -> GraphBuilder:
 def describe(value: ir.Value, dtype: ir.DataType, shape: Sequence[int | str]) -> None:
     """State type and shape of a graph's output."""
     value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
+
+
+def shaped(value: ir.Value, shape: Sequence[int | str], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    """State the shape of a value behind which a runtime would lose it, and keep it in the graph.
+
+    ONNX Runtime never reuses a buffer whose shape it does not know, and up to 1.31 looks through all of them
+    for every node, so that loading would take the square of the nodes.
+    """
+    describe(value, dtype, shape)
+    value.meta[_SHAPED] = True
+    return value
 
 
 def finish(builder: GraphBuilder) -> ir.Model:
@@ -49,8 +66,8 @@ def finish(builder: GraphBuilder) -> ir.Model:
         node.name = f"{place}/{node.op_type}.{index}" if place else f"{node.op_type}.{index}"
         node.metadata_props.clear()
         for value in node.outputs:
-            value.type = value.type if id(value) in kept else None
-            value.shape = value.shape if id(value) in kept else None
+            if id(value) not in kept and not value.meta.get(_SHAPED):
+                value.type = value.shape = None
             if id(value) not in kept and value.name:
                 value.name = f"v{number}"
                 number += 1

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
-from exporter.graph.builder import OPSET_END
+from exporter.graph.builder import OPSET_END, TOKENS, shaped
 from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import Linear, Table
 from exporter.graph.source import Constant, Source
@@ -93,7 +93,8 @@ class EngramSite(nn.Module):
         """
         config = self.config
         rows = op.Mul(self.table(op, ngrams.rows), ngrams.complete)
-        joined = op.Reshape(rows, [-1, 1, config.num_tables * config.table_width])
+        width = config.num_tables * config.table_width
+        joined = shaped(op.Reshape(rows, [-1, 1, width]), [TOKENS, 1, width])
         key, value = op.Split(self.project(op, joined), [config.d_model, config.d_model], axis=-1, _outputs=2)
         key = op.SimplifiedLayerNormalization(key, self._key_gain, axis=-1, epsilon=EPSILON, stash_type=1)
         reach = (ENGRAM_TAPS - 1) * config.max_order
@@ -102,6 +103,7 @@ class EngramSite(nn.Module):
         for tap in range(ENGRAM_TAPS):
             back = tap * config.max_order
             shifted = op.Slice(values, [reach - back], [-back or OPSET_END], [0])
+            shaped(shifted, [TOKENS, 1, config.d_model])
             if ngrams.reachable is not None:
                 shifted = op.Mul(shifted, ngrams.reachable[tap])
             term = op.Mul(shifted, op.Gather(taps, tap, axis=0))

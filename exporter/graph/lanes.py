@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
+from exporter.graph.builder import TOKENS, shaped
 from exporter.graph.linear import MICROSOFT, Linear
 from exporter.graph.source import Source
 from exporter.layout import STACK
@@ -50,11 +51,12 @@ class Lanes(nn.Module):
         ``bias`` [n + n + n * n] takes the place of that for the block's own lane.
         """
         n = self.lanes
-        flat = op.Reshape(stream, [-1, 1, n * self.width])
+        flat = shaped(op.Reshape(stream, [-1, 1, n * self.width]), [TOKENS, 1, n * self.width])
         normed = op.SimplifiedLayerNormalization(flat, self._ones, axis=-1, epsilon=EPSILON, stash_type=1)
         pre, post, logits = op.Split(self.mix(op, normed, bias), [n, n, n * n], axis=-1, _outputs=3)
         u = op.MatMul(op.Sigmoid(pre), stream)
-        return u, op.Sigmoid(post), self._sinkhorn(op, op.Reshape(logits, [-1, n, n]))
+        square = shaped(op.Reshape(logits, [-1, n, n]), [TOKENS, n, n])
+        return u, op.Sigmoid(post), self._sinkhorn(op, square)
 
     @staticmethod
     def _sinkhorn(op: OpBuilder, logits: ir.Value) -> ir.Value:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.graph.attention import BlockCache
-from exporter.graph.builder import OPSET_END, describe, finish, new_builder
+from exporter.graph.builder import OPSET_END, TOKENS, describe, finish, new_builder
 from exporter.graph.choice import ACTIVE, active_input
 from exporter.graph.clock import ngrams_at, positions_from, timing_at
 from exporter.graph.contract import Rows, pool_contract, state_contract
@@ -118,7 +118,7 @@ def build_model(
     """
     config = source.config
     builder = new_builder("ladder")
-    ids = builder.input("input_ids", ir.DataType.INT64, [1, "tokens"])
+    ids = builder.input("input_ids", ir.DataType.INT64, [1, TOKENS])
     inputs = {"position": builder.input("position", ir.DataType.INT64, [1])}
     for kind in sorted({config.window(block) == 0 for block in range(config.num_layers)}, reverse=True):
         inputs[CACHED[kind]] = builder.input(CACHED[kind], ir.DataType.INT64, [1])
@@ -133,7 +133,7 @@ def build_model(
     model = LadderModel(source, pooled, elastic=elastic)
     logits, present = model(builder.op, ids, inputs, rows)
     builder.add_output(logits, "logits")
-    extents: dict[Rows, int | str] = {Rows.LAST: 1, Rows.ALL: "tokens", Rows.KEPT: "kept"}
+    extents: dict[Rows, int | str] = {Rows.LAST: 1, Rows.ALL: TOKENS, Rows.KEPT: "kept"}
     describe(logits, ir.DataType.FLOAT, [1, extents[rows], config.logits_width])
     for state in contract:
         value = present[state.present]

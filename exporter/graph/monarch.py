@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
+from exporter.graph.builder import TOKENS, shaped
 from exporter.graph.lanes import EPSILON
 from exporter.graph.linear import MICROSOFT
 from exporter.graph.source import Constant, Source
@@ -87,9 +88,11 @@ class Monarch(nn.Module):
         a third of the MLP's time away, and costs a single token 15 % of it in two more nodes.
         """
         a, b = self.config.monarch_shape
-        matrix = op.MatMul(op.Reshape(z, [-1, a, b]), columns(op))
+        square = shaped(op.Reshape(z, [-1, a, b]), [TOKENS, a, b])
+        matrix = op.MatMul(square, columns(op))
         matrix = op.MatMul(op.Transpose(rows(op), perm=[1, 0]), matrix)
         if order is not None:
-            moved = op.Transpose(op.Reshape(matrix, [-1, a * b]), perm=[1, 0])
+            flat = shaped(op.Reshape(matrix, [-1, a * b]), [TOKENS, a * b])
+            moved = op.Transpose(flat, perm=[1, 0])
             matrix = op.Transpose(op.Gather(moved, order, axis=0), perm=[1, 0])
-        return op.Reshape(matrix, [-1, 1, a * b])
+        return shaped(op.Reshape(matrix, [-1, 1, a * b]), [TOKENS, 1, a * b])

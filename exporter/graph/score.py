@@ -10,7 +10,7 @@ from onnxscript import OpBuilder, nn
 
 from exporter.config import LadderConfig
 from exporter.graph.attention import BlockCache, Timing
-from exporter.graph.builder import OPSET_END, describe, finish, new_builder
+from exporter.graph.builder import OPSET_END, TOKENS, describe, finish, new_builder
 from exporter.graph.choice import active_input
 from exporter.graph.clock import positions_from, rotary_angles
 from exporter.graph.engram import Ngrams, hash_ngrams
@@ -113,7 +113,7 @@ def build_score(source: Source, heads: Sequence[str], *, elastic: bool = False) 
         elastic: whether blocks may stand idle.
     """
     builder = new_builder("ladder_score")
-    ids = builder.input("input_ids", ir.DataType.INT64, [1, "tokens"])
+    ids = builder.input("input_ids", ir.DataType.INT64, [1, TOKENS])
     active = active_input(builder, source.config.num_layers) if elastic else None
     module = LadderScore(source, heads, elastic=elastic)
     outputs = module(builder.op, ids, active)

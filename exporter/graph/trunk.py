@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from exporter.graph.attention import Attention, BlockCache, Timing
+from exporter.graph.builder import TOKENS, shaped
 from exporter.graph.choice import Choice, branch, choose, settle
 from exporter.graph.engram import EngramSite, Ngrams, SitePair, gate_in, key_gain
 from exporter.graph.lanes import Lanes, lane_biases
@@ -158,7 +159,8 @@ class Trunk(nn.Module):
             cells: whether a probe head reads what each block leaves.
         """
         config = self.config
-        rows = self.embedding(op, op.Reshape(ids, [-1, 1]))
+        column = shaped(op.Reshape(ids, [-1, 1]), [TOKENS, 1], ir.DataType.INT64)
+        rows = self.embedding(op, column)
         x0 = op.Mul(rows, float(np.float32(math.sqrt(config.d_model))))
         stream = op.Expand(x0, [1, config.mhc_lanes, 1])
         choice, none = None, None

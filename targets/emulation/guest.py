@@ -136,8 +136,6 @@ class _Package:
         # One guest per core of the host: threads within an operator would only compete.
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        # As the device's program does: up to 1.31 the plan of reused buffers takes the square of the nodes.
-        options.enable_mem_reuse = tuple(map(int, self.version.split(".")[:2])) >= (1, 32)
         for name, value in entries.items():
             options.add_session_config_entry(name, value)
         return self._ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
