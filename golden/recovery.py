@@ -20,8 +20,8 @@ from torch.nn.functional import kl_div, log_softmax
 
 from exporter.config import MINIMUM_DEPTH
 from exporter.ladder import Array, Ladder, plan_slice
-from exporter.layout import EMBEDDING
-from golden.pocket.fast import RowLadder, final_state
+from golden.pocket.fast import RowLadder, answer_logits
+from golden.pocket.padding import Batch, pad
 from golden.reference import Weights
 from golden.reference.answers import tensors_of
 
@@ -119,8 +119,8 @@ def tune(
         depth, batch = draw_depth(recovery, truth.config.num_layers, rng), next(drawn)
         plan = plan_slice(truth.config, depth)
         with torch.no_grad():
-            wanted = _predictions(teacher.sliced(plan), batch)
-        got = _predictions(student.weights().sliced(plan), batch)
+            wanted = log_softmax(answer_logits(teacher.sliced(plan), batch), -1)
+        got = log_softmax(answer_logits(student.weights().sliced(plan), batch), -1)
         loss = kl_div(got, wanted, reduction="batchmean", log_target=True)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -168,16 +168,9 @@ class _Student:
             )
 
 
-class _Batch(NamedTuple):
-    tokens: Tensor
-    """[B, T] int64, padded at the end."""
-    answer: Tensor
-    """[B, T] bool, True where the next token belongs to the answer."""
-
-
 def _batches(
     sequences: Sequence[tuple[Sequence[int], int]], size: int, rng: random.Random
-) -> Iterator[_Batch]:
+) -> Iterator[Batch]:
     """Endless batches of sequences of like length, every sequence once before any again."""
     while True:
         order = list(sequences)
@@ -186,22 +179,7 @@ def _batches(
             pool = sorted(order[start : start + size * _POOL], key=lambda sequence: len(sequence[0]))
             batches = [pool[at : at + size] for at in range(0, len(pool), size)]
             rng.shuffle(batches)
-            yield from map(_padded, batches)
-
-
-def _padded(sequences: Sequence[tuple[Sequence[int], int]]) -> _Batch:
-    shape = len(sequences), max(len(ids) for ids, _ in sequences)
-    tokens, answer = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
-    for row, (ids, prompt) in enumerate(sequences):
-        tokens[row, : len(ids)] = torch.tensor(list(ids))
-        answer[row, prompt - 1 : len(ids) - 1] = True
-    return _Batch(tokens, answer)
-
-
-def _predictions(weights: Weights, batch: _Batch) -> Tensor:
-    """Logarithms of probabilities [positions, V] of the answers' tokens."""
-    read = final_state(weights, batch.tokens)[batch.answer]
-    return log_softmax(read @ weights.whole(EMBEDDING)[: weights.config.logits_width].mT, -1)
+            yield from (pad(batch, 1) for batch in batches)
 
 
 def _rate(recovery: Recovery, step: int) -> float:

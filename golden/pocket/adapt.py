@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from exporter.config import LadderConfig
-    from golden.pocket.batches import Batch
+    from golden.pocket.padding import Batch
 
 __all__ = ["ADAPTER", "AdapterRecipe", "adapter_batch", "fold_in", "save_adapter", "start", "train_adapter"]
 

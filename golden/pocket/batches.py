@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from golden.pocket.data import COMMANDS, PRACTICE, Domain, Example, examples
-from golden.pocket.prompt import BOS_ID, EOS_ID, PAD_ID, render_answer, render_prompt
+from golden.pocket.padding import Batch, pad
+from golden.pocket.prompt import BOS_ID, EOS_ID, render_answer, render_prompt
 from golden.pocket.tokenizer import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from golden.pocket.pools import Split
     from golden.pocket.recipe import Recipe
 
 __all__ = ["Batch", "batch_at", "encode", "pad"]
 
 _BATCHES_PER_POOL = 32
-_MULTIPLE = 8
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sequences of one step.
-
-    Attributes:
-        tokens: [B, T] int64, padded at the end.
-        answer: [B, T] bool, True where the *next* token belongs to the answer (``eos`` included).
-    """
-
-    tokens: Tensor
-    answer: Tensor
-
-    @property
-    def targets(self) -> Tensor:
-        """The answers' tokens, [number of True in ``answer``], row by row."""
-        return self.tokens.roll(-1, 1)[self.answer]
 
 
 def encode(example: Example) -> tuple[list[int], int]:
@@ -50,18 +26,6 @@ def encode(example: Example) -> tuple[list[int], int]:
     prompt = [BOS_ID, *tokenizer.encode(render_prompt(example.query, example.tools)).ids]
     answer = tokenizer.encode(render_answer(example.calls)).ids
     return [*prompt, *answer, EOS_ID], len(prompt)
-
-
-def pad(sequences: Sequence[tuple[list[int], int]], multiple: int = _MULTIPLE) -> Batch:
-    """Pad encoded examples to a common length that ``multiple`` divides."""
-    longest = max(len(ids) for ids, _ in sequences)
-    length = -(-longest // multiple) * multiple
-    tokens = torch.full((len(sequences), length), PAD_ID, dtype=torch.int64)
-    answer = torch.zeros(len(sequences), length, dtype=torch.bool)
-    for row, (ids, prompt) in enumerate(sequences):
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        answer[row, prompt - 1 : len(ids) - 1] = True
-    return Batch(tokens, answer)
 
 
 @lru_cache(maxsize=2)

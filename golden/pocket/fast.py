@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from exporter.config import LadderConfig
     from exporter.ladder import Array
-    from golden.pocket.batches import Batch
+    from golden.pocket.padding import Batch
     from golden.reference import Weights
 
 __all__ = ["RowLadder", "answer_logits", "cells_of", "final_state"]

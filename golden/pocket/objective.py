@@ -13,7 +13,7 @@ from exporter.ladder import plan_slice
 from golden.pocket.fast import answer_logits
 
 if TYPE_CHECKING:
-    from golden.pocket.batches import Batch
+    from golden.pocket.padding import Batch
     from golden.pocket.recipe import Recipe
     from golden.reference import Weights
 
