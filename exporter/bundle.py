@@ -26,6 +26,7 @@ from exporter.errors import (
 __all__ = [
     "BUNDLE_VERSION",
     "DESCRIPTION",
+    "FILE_MODE",
     "RUNTIME",
     "SUMS",
     "archive_name",
@@ -42,7 +43,7 @@ BUNDLE_VERSION = 1
 DESCRIPTION, SUMS, RUNTIME = "bundle.json", "SHA256SUMS", "runtime_py"
 _CHUNK = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_MODE = 0o644
+FILE_MODE = 0o644
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
     lines = [f"{digest}  {name}\n" for name, digest in sorted(digests.items())]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
     for name in files_of(folder):
-        (folder / name).chmod(_MODE)
+        (folder / name).chmod(FILE_MODE)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -156,7 +157,7 @@ def pack(folder: Path, name: str, archive: Path) -> None:
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as file:
             for path in (folder / inner for inner in names):
                 info = zipfile.ZipInfo(f"{name}/{path.relative_to(folder).as_posix()}", _EPOCH)
-                info.external_attr = _MODE << 16
+                info.external_attr = FILE_MODE << 16
                 large = path.stat().st_size >= 1 << 31
                 with file.open(info, "w", force_zip64=large) as target, path.open("rb") as source:
                     shutil.copyfileobj(source, target, _CHUNK)
@@ -168,7 +169,7 @@ def pack(folder: Path, name: str, archive: Path) -> None:
     ):
         for path in (folder / inner for inner in names):
             entry = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
-            entry.size, entry.mode = path.stat().st_size, _MODE
+            entry.size, entry.mode = path.stat().st_size, FILE_MODE
             with path.open("rb") as source:
                 tar.addfile(entry, source)
 

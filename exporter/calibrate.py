@@ -14,40 +14,28 @@ from exporter.precision import Key, PrecisionPlan, Role, role_of
 from exporter.quantize import Blocks, joined, quantise_for
 from exporter.verify import require_reference
 
-__all__ = ["calibrated", "calibrated_together"]
+__all__ = ["calibrated"]
 
 
 def calibrated(
-    plan: PrecisionPlan,
+    plans: Sequence[PrecisionPlan],
     ladder: Ladder,
     examples: Sequence[Example],
     progress: Callable[[str], None] = lambda _: None,
-) -> PrecisionPlan:
-    """A plan that knows the codes and scales of every matrix which calibration can help.
+) -> list[PrecisionPlan]:
+    """Plans that know the codes and scales of every matrix which calibration can help.
+
+    The examples are run once for all plans.
 
     Those are the kernels and the embedding, for their inputs on the examples, and the engram tables, whose
     rows are inputs themselves: an error there costs what the site's projections make of it. Probe heads keep
     what the search finds.
 
     Args:
-        plan: of the storage.
+        plans: of the storage.
         ladder: what is stored.
         examples: to run.
         progress: told what is being done.
-
-    Raises:
-        ReferenceUnavailableError: there is no PyTorch to run the examples.
-    """
-    return calibrated_together([plan], ladder, examples, progress)[0]
-
-
-def calibrated_together(
-    plans: Sequence[PrecisionPlan],
-    ladder: Ladder,
-    examples: Sequence[Example],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[PrecisionPlan]:
-    """Plans as :func:`calibrated` makes them, of one run of the examples.
 
     Raises:
         ReferenceUnavailableError: there is no PyTorch to run the examples.

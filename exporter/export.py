@@ -371,15 +371,15 @@ def _tokenizer(request: Export, config: LadderConfig) -> Path | None:
 
 
 def _source(request: Export, checkpoint: Checkpoint, identity: str, scheme: Scheme) -> dict[str, Any]:
-    recovered = scheme.block and scheme.quantiser == RECOVERED
+    recovered = None
+    if scheme.quantised_by == RECOVERED:
+        recovered = _file(recovered_beside(request.checkpoint, scheme.name, request.recovered))
     return {
         "name": request.checkpoint.name,
         "bytes": request.checkpoint.stat().st_size,
         "step": checkpoint.step,
         "adapters": [_file(path) for path in request.adapters],
-        "recovered": _file(recovered_beside(request.checkpoint, scheme.name, request.recovered))
-        if recovered
-        else None,
+        "recovered": recovered,
         # Over the float32 values of the slice's tensors: the dropped ones are never read.
         "slice_sha256": identity,
     }

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from exporter.config import LadderConfig
-from exporter.graph import Source, build_model, build_readout, build_score, pooled_of, state_contract
+from exporter.forms import graphs_of
+from exporter.graph import Source, build_model, pooled_of, state_contract
 from exporter.graph.constants import constant_bytes
 from exporter.ladder import Ladder
 from exporter.layout import heads_in
@@ -146,10 +147,7 @@ def footprint(
 def _added(file: _Sizes, ladder: Ladder, plan: PrecisionPlan) -> int:
     """Bytes of a further slice's graphs, and of what it adds to the weights."""
     before, source = file.size, Source(ladder, plan, file)
-    pooled = pooled_of(heads_in(ladder.layout))
-    graphs = [build_model(source, pooled=pooled)]
-    if pooled:
-        graphs.append(build_readout(source, pooled))
+    graphs = graphs_of(source, score=False).values()
     return file.size - before + sum(len(ir.to_proto(graph).SerializeToString()) for graph in graphs)
 
 
@@ -160,13 +158,8 @@ def weights_bytes(ladder: Ladder, plan: PrecisionPlan) -> int:
         ladder: what would be exported.
         plan: its storage.
     """
-    file, heads = _Sizes(), heads_in(ladder.layout)
-    source, pooled = Source(ladder, plan, file), pooled_of(heads)
-    build_model(source, pooled=pooled)
-    if heads:
-        build_score(source, heads)
-    if pooled:
-        build_readout(source, pooled)
+    file = _Sizes()
+    graphs_of(Source(ladder, plan, file))
     return file.size
 
 

@@ -30,7 +30,17 @@ from exporter.report import Report
 from exporter.verify import Subject, has_reference, verify_cases, verify_subjects
 from exporter.weights import WeightFile
 
-__all__ = ["WEIGHTS", "Elastic", "Form", "Shared", "Static", "describe_graphs", "write_graphs", "write_slice"]
+__all__ = [
+    "WEIGHTS",
+    "Elastic",
+    "Form",
+    "Shared",
+    "Static",
+    "describe_graphs",
+    "graphs_of",
+    "write_graphs",
+    "write_slice",
+]
 
 WEIGHTS = "weights.bin"
 
@@ -267,6 +277,14 @@ def write_graphs(
         suffix: of the names of the files.
         score: whether to write a scoring graph, if there is a head.
     """
+    for name, graph in graphs_of(source, rows, elastic=elastic, score=score).items():
+        ir.save(graph, folder / suffixed(name, suffix))
+
+
+def graphs_of(
+    source: Source, rows: Rows = Rows.LAST, *, elastic: bool = False, score: bool = True
+) -> dict[str, ir.Model]:
+    """The graphs of a ladder by the names of their files; the arguments are those of :func:`write_graphs`."""
     heads = heads_in(source.ladder.layout)
     pooled = pooled_of(heads)
     graphs = {MODEL: build_model(source, rows=rows, pooled=pooled, elastic=elastic)}
@@ -274,8 +292,7 @@ def write_graphs(
         graphs[SCORE] = build_score(source, heads, elastic=elastic)
     if pooled:
         graphs[READOUT] = build_readout(source, pooled, elastic=elastic)
-    for name, graph in graphs.items():
-        ir.save(graph, folder / suffixed(name, suffix))
+    return graphs
 
 
 def describe_graphs(

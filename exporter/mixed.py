@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from exporter.calibrate import calibrated_together
+from exporter.calibrate import calibrated
 from exporter.compare import divergences
 from exporter.errors import BudgetError, PrecisionError
 from exporter.examples import Example
@@ -75,7 +75,7 @@ def mixed_plan(
     require_reference("mixed measures with")
     plans = {bits: _uniform(ladder, scheme, bits) for bits in WIDTHS}
     if scheme.quantiser == CALIBRATED:
-        together = calibrated_together(list(plans.values()), ladder, examples, progress)
+        together = calibrated(list(plans.values()), ladder, examples, progress)
         plans = dict(zip(plans, together, strict=True))
     groups = _groups(plans[4])
     options = _measured(ladder, plans, groups, examples, progress)

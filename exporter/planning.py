@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.calibrate import calibrated_together
+from exporter.calibrate import calibrated
 from exporter.config import LadderConfig
 from exporter.examples import CALIBRATION, Example, examples_beside, read_examples
 from exporter.ladder import Ladder, SlicedLadder
@@ -52,11 +52,13 @@ class Planning:
             RecoveryError: there are no recovered weights, or others.
             ReferenceUnavailableError: there is no PyTorch to calibrate with.
         """
-        informed = [self._recovered(plan, ladder) if _asks(plan, RECOVERED) else plan for plan in plans]
-        asking = [number for number, plan in enumerate(plans) if _asks(plan, CALIBRATED)]
+        informed = [
+            self._recovered(plan, ladder) if plan.scheme.quantised_by == RECOVERED else plan for plan in plans
+        ]
+        asking = [number for number, plan in enumerate(plans) if plan.scheme.quantised_by == CALIBRATED]
         if asking:
             examples = self.examples(ladder.config)
-            together = calibrated_together([plans[n] for n in asking], ladder, examples, progress)
+            together = calibrated([plans[n] for n in asking], ladder, examples, progress)
             for number, plan in zip(asking, together, strict=True):
                 informed[number] = plan
         return informed
@@ -67,7 +69,3 @@ class Planning:
         if not isinstance(ladder, SlicedLadder):
             return read_recovered(path, ladder, scheme)
         return plan.inherited(read_recovered(path, ladder.parent, scheme), ladder)
-
-
-def _asks(plan: PrecisionPlan, quantiser: str) -> bool:
-    return bool(plan.scheme.block) and plan.scheme.quantiser == quantiser

@@ -144,6 +144,11 @@ class Scheme:
     quantiser: str = SEARCH
     zero_points: bool = False
 
+    @property
+    def quantised_by(self) -> str | None:
+        """The quantiser, where there is anything to quantise."""
+        return self.quantiser if self.block else None
+
     def to_json(self) -> dict[str, Any]:
         """The scheme, JSON-ready."""
         return asdict(self)

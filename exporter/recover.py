@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporter.budget import Quantising, scheme_for
-from exporter.bundle import publish, staging
+from exporter.bundle import FILE_MODE, publish, staging
 from exporter.checkpoint import Checkpoint
 from exporter.errors import PrecisionError
 from exporter.examples import Example, read_examples
@@ -75,7 +75,7 @@ def recover(
     path = output or path_beside(checkpoint, precision)
     with staging(path, force=force) as stage:
         save_recovered(stage / path.name, ladder, plan, {**recovery.to_json(), "examples": len(asked)})
-        (stage / path.name).chmod(0o644)
+        (stage / path.name).chmod(FILE_MODE)
         publish(stage / path.name, path)
     return path
 

@@ -101,7 +101,7 @@ ASKED = [Example((2, *range(first, first + 20)), 12, 5) for first in (5, 17, 30,
 
 def test_what_was_calibrated_is_read_alike_in_every_way() -> None:
     ladder = slice_ladder(small_ladder(), 4)
-    plan = calibrated(plan_precision(ladder.config, ladder.layout, INT4), ladder, ASKED)
+    [plan] = calibrated([plan_precision(ladder.config, ladder.layout, INT4)], ladder, ASKED)
     assert (f"{BLOCK}/self_attn/q_proj/kernel", 3) in plan.known
     assert not any(name.startswith("confidence") for name, _ in plan.known)
     stored = StoredLadder(ladder, plan)
@@ -146,7 +146,7 @@ def test_without_pytorch_nothing_is_calibrated(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("exporter.verify.has_reference", lambda: False)
     ladder = small_ladder()
     with pytest.raises(ReferenceUnavailableError, match="install the extra 'verify'"):
-        calibrated(plan_precision(ladder.config, ladder.layout, INT4), ladder, ASKED)
+        calibrated([plan_precision(ladder.config, ladder.layout, INT4)], ladder, ASKED)
 
 
 # Files of examples.
